@@ -1,0 +1,183 @@
+"""What a caller asks for and what comes back: sampling parameters, finish reasons, usage, output deltas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forerun.core.prompt import PromptLayout
+from forerun.errors import ForerunError, InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when a request ends. Names and order of application are llama.cpp's:
+    logit_bias, penalties, top_k, typical_p, top_p, min_p, temperature. Temperature 0 is greedy.
+
+    Raises InvalidRequestError, naming the field, for values that make no sense.
+    """
+
+    max_tokens: int | None = None
+    """At most this many output tokens; None runs to the end of the context."""
+    temperature: float = 0.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    """How many of the latest tokens (prompt included) penalties look at; 0 none, -1 all."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """Same seed, same answer. None draws one for the request."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Report each token's log probability and this many alternatives (0: the token alone)."""
+    speculation: int | None = None
+    """At most this many drafted tokens a step for this request; 0 none, None the engine's setting."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids, int))
+        for name, low, high in _RANGES:
+            _check_range(name, getattr(self, name), low, high)
+        _check_integer("top_k", self.top_k)
+        _check_integer("penalty_last_n", self.penalty_last_n)
+        for name in ("max_tokens", "seed", "logprobs", "speculation"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name))
+        self._check_stops()
+        self._check_logit_bias()
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequestError("stop", f"at most {MAX_STOPS} stop strings, got {len(self.stop)}")
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("stop", "a stop string is empty; leave it out instead")
+        if any(token < 0 for token in self.stop_token_ids):
+            raise InvalidRequestError("stop_token_ids", f"token ids are not negative, got {min(self.stop_token_ids)}")
+
+    def _check_logit_bias(self) -> None:
+        for token, bias in self.logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise InvalidRequestError("logit_bias", f"keys are token ids (0 and up), got {token!r}")
+            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+                raise InvalidRequestError("logit_bias", f"the bias of token {token} is a number, got {bias!r}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature <= 0 or self.top_k == 1
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 2**31 - 1),
+    ("temperature", 0, 100),
+    ("top_k", 0, 2**31 - 1),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("typical_p", 0, 1),
+    ("repetition_penalty", 1e-6, 100),
+    ("presence_penalty", -100, 100),
+    ("frequency_penalty", -100, 100),
+    ("penalty_last_n", -1, 2**31 - 1),
+    ("seed", 0, 2**64 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("speculation", 0, 64),
+)
+
+
+def _check_range(name: str, value: object, low: float, high: float) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(name, f"must be a number, got {value!r}")
+    if not low <= value <= high:  # also refuses NaN
+        raise InvalidRequestError(name, f"must lie between {low:g} and {high:g}, got {value!r}")
+
+
+def _check_integer(name: str, value: object) -> None:
+    if not isinstance(value, int):
+        raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
+
+
+def _as_tuple(name: str, value: object, kind: type) -> tuple[object, ...]:
+    if isinstance(value, kind):
+        return (value,)
+    if not isinstance(value, tuple | list):
+        raise InvalidRequestError(name, f"must be a {kind.__name__} or a list of them, got {value!r}")
+    wrong = [item for item in value if isinstance(item, bool) or not isinstance(item, kind)]
+    if wrong:
+        raise InvalidRequestError(name, f"holds {wrong[0]!r}, which is no {kind.__name__}")
+    return tuple(value)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """The model's end of turn, a stop token or a stop string."""
+    LENGTH = "length"
+    """max_tokens reached, or the context is full."""
+    ABORT = "abort"
+    """Cancelled by the caller."""
+    ERROR = "error"
+    """The request failed; the output carries the error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a request took. Token counts, and milliseconds of wall time."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were reused instead of computed."""
+    output_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafted tokens that the target confirmed."""
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probability of a token under the model (before any sampling setting), and of the likeliest tokens."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What one step added to one request. The last delta of a request carries `finish_reason` and `usage`."""
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    error: ForerunError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to continue. `arrival` is the engine clock's time in seconds."""
+
+    id: str
+    prompt: PromptLayout
+    params: SamplingParams
+    arrival: float = 0.0

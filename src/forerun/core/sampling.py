@@ -1,0 +1,237 @@
+"""Choosing tokens from logits, and verifying drafted ones.
+
+Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens so far
+and (seed, index of the output token). So a rejected draft, a retried step or a request that is resumed elsewhere has
+nothing to roll back, and the same seed gives the same answer whatever was batched or drafted beside it.
+
+Order of application and each filter's rule are those of llama.cpp (common/sampling.cpp, src/llama-sampler.cpp):
+logit bias, penalties, top_k, typical_p, top_p, min_p, temperature.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.core.history import TokenHistory
+from forerun.core.request import SamplingParams, TokenLogprobs
+from forerun.errors import EngineError
+
+_MASK = 2**64 - 1
+_LIKELY_MARGIN = 16.0
+"""top_p first sorts only tokens whose logit is this close to the largest; the rest is sorted where that was too few."""
+
+
+class BrokenLogitsError(EngineError):
+    """The model returned logits without a largest finite value (NaN, or everything banned)."""
+
+
+class SamplingContext:
+    """What sampling may look at for one request. Read by the runner, owned by the request; `history` grows."""
+
+    __slots__ = ("banned", "end_tokens", "history", "is_plain_greedy", "params", "seed")
+
+    def __init__(
+        self, params: SamplingParams, seed: int, end_tokens: frozenset[int], history: TokenHistory
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.history = history
+        self.end_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_tokens)
+        self.banned = end_tokens - self.end_tokens if params.ignore_eos else frozenset()
+        self.is_plain_greedy = params.is_greedy and not (self.banned or params.logit_bias or _penalises(params))
+
+
+def _penalises(params: SamplingParams) -> bool:
+    return params.penalty_last_n != 0 and (
+        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Tokens that came out of one block: `accepted` of them confirmed a proposal; the last is not yet in memory."""
+
+    tokens: tuple[int, ...]
+    accepted: int
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+def verify(
+    rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int
+) -> Verified:
+    """Sample row by row while the choice equals the proposal (sample-and-match; greedy is its special case).
+
+    `rows` has shape (len(drafts) + 1, vocabulary): row i follows drafts[:i]. It is edited in place and put back. Ends
+    at an end token or after `max_tokens`. Raises BrokenLogitsError.
+    """
+    tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    accepted = 0
+    wanted = context.params.logprobs
+    for index, row in enumerate(rows):
+        token = sample(row, context, tokens)
+        tokens.append(token)
+        if wanted is not None:
+            logprobs.append(token_logprobs(row, token, wanted))
+        matches = index < len(drafts) and token == drafts[index]
+        accepted += matches
+        if not matches or token in context.end_tokens or len(tokens) >= max_tokens:
+            break
+    return Verified(tuple(tokens), accepted, tuple(logprobs) if wanted is not None else None)
+
+
+def sample(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()) -> int:
+    """One token from a row of logits (shape: vocabulary). `block`: tokens chosen before it in this step."""
+    if context.is_plain_greedy:
+        token = int(logits.argmax())
+        if not np.isfinite(logits[token]):
+            raise BrokenLogitsError("the model returned logits that are not finite")
+        return token
+    ids, values = _edits(logits, context, block)
+    saved = logits[ids]
+    logits[ids] = values
+    try:
+        return _choose(logits, context, context.history.output_tokens + len(block))
+    finally:
+        logits[ids] = saved
+
+
+def _edits(
+    logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int]
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """The few logits that bias and penalties change: their ids and new values."""
+    params = context.params
+    changed = {token: float(logits[token]) for token in context.banned | params.logit_bias.keys()}
+    for token, bias in params.logit_bias.items():
+        changed[token] += bias
+    for token in context.banned:
+        changed[token] = -np.inf
+    if _penalises(params):
+        for token, count in _recent_counts(context, block).items():
+            value = changed.get(token)
+            value = float(logits[token]) if value is None else value
+            value = value * params.repetition_penalty if value <= 0 else value / params.repetition_penalty
+            changed[token] = value - count * params.frequency_penalty - params.presence_penalty
+    return np.fromiter(changed, np.intp, len(changed)), np.fromiter(changed.values(), np.float32, len(changed))
+
+
+def _recent_counts(context: SamplingContext, block: Sequence[int]) -> Counter[int]:
+    history, last_n = context.history, context.params.penalty_last_n
+    if last_n < 0:
+        last_n = history.size + len(block)
+    from_block = block[-last_n:]
+    from_history = min(last_n - len(from_block), history.size)
+    ids, counts = np.unique(history.slice(history.size - from_history, history.size), return_counts=True)
+    recent = Counter(dict(zip(ids.tolist(), counts.tolist(), strict=True)))
+    recent.update(from_block)
+    return Counter({token: count for token, count in recent.items() if token >= 0})
+
+
+def _choose(logits: NDArray[np.float32], context: SamplingContext, output_index: int) -> int:
+    params = context.params
+    best = int(logits.argmax())
+    if not np.isfinite(logits[best]):
+        raise BrokenLogitsError("no token is left to choose from: logits are not finite, or all tokens are banned")
+    if params.is_greedy:
+        return best
+    ids, values = candidates(logits, params)
+    weights = np.exp((values - values.max()) / np.float32(params.temperature), dtype=np.float64)
+    cumulative = np.cumsum(weights)
+    chosen = int(np.searchsorted(cumulative, uniform(context.seed, output_index) * cumulative[-1], side="right"))
+    chosen = min(chosen, values.size - 1)
+    return int(ids[chosen]) if ids is not None else chosen
+
+
+def candidates(
+    logits: NDArray[np.float32], params: SamplingParams
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+    """What top_k, typical_p, top_p and min_p leave: token ids (None: all, in order) and their logits, unscaled."""
+    ids: NDArray[np.intp] | None = None
+    values = logits
+    if 0 < params.top_k < logits.size:
+        ids = np.argpartition(logits, logits.size - params.top_k)[-params.top_k :]
+        values = logits[ids]
+    ids, values = _keep(ids, values, _typical(values, params.typical_p))
+    ids, values = _keep(ids, values, _top_p(values, params.top_p))
+    return _keep(ids, values, _min_p(values, params.min_p))
+
+
+def _keep(
+    ids: NDArray[np.intp] | None, values: NDArray[np.float32], keep: NDArray[np.intp] | None
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+    if keep is None:
+        return ids, values
+    return (keep if ids is None else ids[keep]), values[keep]
+
+
+def _softmax(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    weights = np.exp(values - values.max())
+    return weights / weights.sum(dtype=np.float64).astype(np.float32)  # type: ignore[no-any-return]
+
+
+def _typical(values: NDArray[np.float32], typical_p: float) -> NDArray[np.intp] | None:
+    """Locally typical sampling, https://arxiv.org/abs/2202.00666: nearest to the expected surprise first."""
+    if typical_p >= 1.0:
+        return None
+    probabilities = _softmax(values)
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probabilities)
+    entropy = float(np.sum(probabilities * surprise, where=probabilities > 0))
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    count = int(np.searchsorted(np.cumsum(probabilities[order]), typical_p, side="right")) + 1
+    return order[:count]
+
+
+def _top_p(values: NDArray[np.float32], top_p: float) -> NDArray[np.intp] | None:
+    """Nucleus sampling, https://arxiv.org/abs/1904.09751: the likeliest tokens that together reach top_p."""
+    if top_p >= 1.0:
+        return None
+    probabilities = _softmax(values)
+    likely = np.flatnonzero(values >= values.max() - _LIKELY_MARGIN)
+    for subset in (likely, np.arange(values.size)):
+        order = subset[np.argsort(-values[subset], kind="stable")]
+        cumulative = np.cumsum(probabilities[order], dtype=np.float64)
+        if cumulative[-1] >= top_p:
+            break
+    return order[: int(np.searchsorted(cumulative, top_p, side="left")) + 1]
+
+
+def _min_p(values: NDArray[np.float32], min_p: float) -> NDArray[np.intp] | None:
+    """Drop tokens less likely than min_p times the likeliest."""
+    if min_p <= 0.0:
+        return None
+    return np.flatnonzero(values >= values.max() + np.float32(np.log(min_p)))
+
+
+def token_logprobs(logits: NDArray[np.float32], token: int, top: int) -> TokenLogprobs:
+    """Natural-log probabilities under the unmodified logits: of `token`, and of the `top` likeliest."""
+    largest = logits.max()
+    normaliser = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+    best: list[int] = []
+    if top:
+        best_ids = np.argpartition(logits, logits.size - top)[-top:] if top < logits.size else np.arange(logits.size)
+        best = best_ids[np.argsort(-logits[best_ids], kind="stable")].tolist()
+    return TokenLogprobs(
+        token, float(logits[token]) - normaliser, tuple((i, float(logits[i]) - normaliser) for i in best)
+    )
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on nothing but (seed, index).
+
+    SplitMix64's mixing function (Steele, Lea, Flood 2014, https://doi.org/10.1145/2714064.2660195), seed mixed first so
+    that neighbouring seeds share no stream.
+    """
+    return (_mix(_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15 & _MASK) >> 11) / 2**53
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)

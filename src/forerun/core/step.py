@@ -1,0 +1,216 @@
+"""One step as values: what the scheduler decides (StepPlan), what the runner learned (StepResult), and the Runner protocol.
+
+Life of a step: operations first (in order), then draft fills, then drafting, then one target decode of all decode and
+prefill rows, then verification, then rejected rows are cut from both memories. After a successful step the target holds
+of each decode row's sequence its pending token and every token of its result but the last.
+
+A failed step returns `failure`; the memory of every sequence in the plan's rows is then unknown, and the scheduler
+clears those sequences before it uses them again. Operations of a failed step count as applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
+from forerun.core.request import TokenLogprobs
+from forerun.core.sampling import SamplingContext
+
+
+# --- memory operations -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClearSequence:
+    """Forget all of a sequence, in both memories."""
+
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateSequence:
+    """Keep what lies before `position`, in each memory; the draft's may already be shorter."""
+
+    sequence_id: int
+    position: SpeculativePosition
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSequence:
+    """Give the empty sequence `target_id` what `source_id` holds before `position`, in each memory, sharing the cells."""
+
+    source_id: int
+    target_id: int
+    position: SpeculativePosition
+
+
+KvOperation: TypeAlias = ClearSequence | TruncateSequence | ForkSequence
+
+
+# --- rows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """A sequence's pending token, followed by proposed tokens to verify. Rows at position, position + 1, ..."""
+
+    sequence_id: int
+    token: int
+    position: int
+    """Native position of `token`."""
+    sampling: SamplingContext
+    max_tokens: int
+    """At most this many tokens may come out of the step for this sequence (>= 1)."""
+    drafts: tuple[int, ...] = ()
+    """Proposed by the scheduler's own drafter; a draft model's proposals for the sequence follow its DraftRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """A run of prompt text. Where `sampling` is set the run ends the prompt: a token is sampled after its last row."""
+
+    sequence_id: int
+    tokens: Tokens
+    position: int
+    sampling: SamplingContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """A whole media span, evaluated as one. `sampling` as in PrefillRows."""
+
+    sequence_id: int
+    media: PromptSegment
+    position: int
+    sampling: SamplingContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFill:
+    """Text to run through the draft model so that its memory catches up; nothing is sampled."""
+
+    sequence_id: int
+    tokens: Tokens
+    position: int
+    """Dense draft position of the first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Ask for up to `limit` tokens that may follow `tokens`.
+
+    `tokens` is all text known of the sequence, the pending token last (ids below 0 stand for media). `held` is how many
+    of them a draft model's memory already holds: it evaluates tokens[held:] and then its own proposals.
+    """
+
+    sequence_id: int
+    tokens: Tokens
+    held: int
+    limit: int
+
+
+class Drafter(Protocol):
+    """Proposes tokens that may come next. What it proposes can make a step faster or slower, never an answer different."""
+
+    @property
+    def name(self) -> str:
+        """Shown in usage and metrics."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """For each request at most `limit` tokens, likeliest continuation first; empty where it has no idea."""
+        ...
+
+
+# --- plan and result ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one step does. `now` is the time the plan was made, in seconds of the engine clock."""
+
+    now: float
+    operations: tuple[KvOperation, ...] = ()
+    draft_fills: tuple[DraftFill, ...] = ()
+    draft_requests: tuple[DraftRequest, ...] = ()
+    """For the draft model. Each belongs to a decode row that carries no drafts of its own."""
+    decode: tuple[DecodeRow, ...] = ()
+    """In order of sequence id, so that native graphs can be reused."""
+    prefill: tuple[PrefillRows | MediaRows, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.operations or self.draft_fills or self.decode or self.prefill)
+
+    def sequence_ids(self) -> list[int]:
+        """Sequences with target rows in this step."""
+        return [row.sequence_id for row in (*self.decode, *self.prefill)]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What verification gave one sequence: at least one token; all but the last are in the target's memory."""
+
+    tokens: tuple[int, ...]
+    drafted: int = 0
+    """How many tokens were proposed."""
+    accepted: int = 0
+    """How many proposals the target's own choice confirmed."""
+    draft_held: int | None = None
+    """Dense tokens the draft's memory holds after the step, where a draft model ran for the sequence."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class FailureKind(StrEnum):
+    """Why a step failed."""
+
+    NO_ROOM = "no room in the KV memory"
+    ABORTED = "aborted"
+    FAILED = "native decode failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the runner learned. `sequences` has an entry for each row of the plan that samples."""
+
+    elapsed: float
+    """Seconds the step took."""
+    sequences: Mapping[int, SequenceResult] = field(default_factory=dict)
+    failure: StepFailure | None = None
+
+
+class Runner(Protocol):
+    """Performs plans on a model. Called by one thread only."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Do what the plan says. Faults of the model come back as `failure`, never as an exception."""
+        ...
+
+    def close(self) -> None:
+        """Free what is held; safe to call twice."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """What scheduling needs to know of the model's vocabulary."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token adds to the text; empty for control tokens. A piece may be part of a UTF-8 character."""
+        ...

@@ -1,0 +1,50 @@
+"""Every error Forerun raises on purpose. Messages name the field, the limit and the value, and say what to do."""
+
+from __future__ import annotations
+
+
+class ForerunError(Exception):
+    """Root of the tree: catching it catches everything Forerun raises on purpose."""
+
+
+class InvalidRequestError(ForerunError):
+    """One request cannot be served as asked; the engine and all other requests are unaffected.
+
+    `field` names the offending part of the request ("prompt", "max_tokens", ...).
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ModelError(ForerunError):
+    """A model could not be found, read or loaded. The message carries the path and the kind of fault."""
+
+
+class ModelNotFoundError(ModelError):
+    """The path, or the model name, leads to no file."""
+
+
+class ModelFileError(ModelError):
+    """The file is there but is no usable GGUF model: wrong type, truncated, corrupt, of an unsupported architecture."""
+
+
+class ModelLoadError(ModelError):
+    """The file reads well, yet the native library did not load it (memory, backend, parameters)."""
+
+
+class IncompatibleDraftError(ModelError):
+    """The draft model cannot draft for the target; names both models and the first difference."""
+
+
+class EngineError(ForerunError):
+    """The engine could not go on with a request: a failed step, or an engine that has stopped."""
+
+
+class StepFailedError(EngineError):
+    """The model's evaluation of a request failed, also when it was tried alone."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed, or its thread died, before the request finished."""
