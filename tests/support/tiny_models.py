@@ -1,0 +1,283 @@
+"""Tiny models with random weights and SmolLM2's real tokenizer and chat template, made on demand.
+
+A recipe (`TinyModel`) fully determines its file. Files lie in tests/.models, named by recipe and by a hash of
+this code, and are written atomically, so any number of test processes may ask for the same one.
+
+The weights are scaled so that the models are useful as test subjects:
+
+- attention is peaked (scores with a standard deviation of about 3), so that the next token depends on single
+  tokens far back: a wrong KV cell changes the output;
+- the layers outweigh the token embedding, so that tied embeddings do not merely repeat the last token;
+- logits have a standard deviation of about 5 and therefore gaps between the best two (median about 0.7) far
+  above the noise between batch shapes, see tests/models/test_tiny_models.py;
+- special tokens are never the best, so greedy output runs to its limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support import gguf_file as gguf
+from tests.support.gguf_file import GgufFile, Tensor, f32, text, u32, u32_array
+
+Kind = Literal["llama", "gemma3", "lfm2", "mamba"]
+Vocabulary = Literal["smollm2", "permuted", "truncated"]
+Array = npt.NDArray[np.float32]
+
+MODELS_FOLDER = Path(__file__).resolve().parents[1] / ".models"
+CONTEXT = 8192
+QUIET_TOKENS = 17  # SmolLM2's special tokens come first
+TRUNCATED_VOCABULARY = 32_000
+SWAPPED_TOKENS = (1_000, 2_000)
+_F32, _F16 = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """Everything that determines one generated file.
+
+    `noise` adds that fraction of each tensor's own spread as seeded noise: the same model, but worse, for drafts
+    of any quality. `eos` replaces the end-of-sequence id in the metadata. Vocabularies: "permuted" swaps the two
+    `SWAPPED_TOKENS`, "truncated" keeps the first `TRUNCATED_VOCABULARY` tokens.
+    """
+
+    kind: Kind = "llama"
+    seed: int = 0
+    layers: int = 2
+    noise: float = 0.0
+    vocabulary: Vocabulary = "smollm2"
+    eos: int | None = None
+
+    @property
+    def file_name(self) -> str:
+        recipe = "-".join(str(getattr(self, part.name)) for part in fields(self))
+        return f"{recipe}-{_source_hash()}.gguf"
+
+
+def build(model: TinyModel, tokenizer_from: Path, folder: Path = MODELS_FOLDER) -> Path:
+    """The file of `model`, generated if it is not there yet, with the tokenizer of the GGUF `tokenizer_from`."""
+    path = folder / model.file_name
+    if not path.exists():
+        assemble(model, tokenizer_from).write(path)
+    return path
+
+
+def assemble(model: TinyModel, tokenizer_from: Path) -> GgufFile:
+    """The model in memory, to be edited (and broken) before it is written."""
+    tokenizer = _tokenizer(model, tokenizer_from)
+    tokens = len(gguf.strings_of(tokenizer["tokenizer.ggml.tokens"]))
+    weights = _Weights(model)
+    entries = _ARCHITECTURES[model.kind](weights, tokens)
+    common = {"general.architecture": text(model.kind), "general.name": text(f"tiny random {model.kind}")}
+    sizes = {f"{model.kind}.{key}": value for key, value in entries.items()}
+    return GgufFile(common | sizes | tokenizer, weights.tensors)
+
+
+@cache
+def _source_hash() -> str:
+    sources = (Path(__file__), Path(gguf.__file__))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+
+
+@cache
+def _real_tokenizer(path: Path) -> dict[str, bytes]:
+    return {key: value for key, value in gguf.read_entries(path).items() if key.startswith("tokenizer.")}
+
+
+def _tokenizer(model: TinyModel, path: Path) -> dict[str, bytes]:
+    entries = dict(_real_tokenizer(path))
+    tokens = gguf.strings_of(entries["tokenizer.ggml.tokens"])
+    if model.vocabulary == "permuted":
+        first, second = SWAPPED_TOKENS
+        tokens[first], tokens[second] = tokens[second], tokens[first]
+        entries["tokenizer.ggml.tokens"] = gguf.string_array(tokens)
+    elif model.vocabulary == "truncated":
+        entries |= _truncated(entries, tokens[:TRUNCATED_VOCABULARY])
+    if model.eos is not None:
+        entries["tokenizer.ggml.eos_token_id"] = u32(model.eos)
+    return entries
+
+
+def _truncated(entries: dict[str, bytes], tokens: list[bytes]) -> dict[str, bytes]:
+    known = set(tokens)
+    merges = gguf.strings_of(entries["tokenizer.ggml.merges"])
+    types = entries["tokenizer.ggml.token_type"]
+    head = types[:8] + len(tokens).to_bytes(8, "little")
+    return {
+        "tokenizer.ggml.tokens": gguf.string_array(tokens),
+        "tokenizer.ggml.token_type": head + types[16 : 16 + 4 * len(tokens)],
+        "tokenizer.ggml.merges": gguf.string_array([m for m in merges if m.replace(b" ", b"") in known]),
+    }
+
+
+@dataclass
+class _Weights:
+    """Collects tensors. Shapes are given as numpy has them: rows (outputs) first."""
+
+    model: TinyModel
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.model.seed)
+        # A stream of its own: the noisy copy starts from exactly the weights of the model it copies.
+        self._noise = np.random.default_rng(self.model.seed + 1_000_003)
+
+    def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
+        """Random: inputs of unit size come out with size `gain`."""
+        self.put(name, self._normal((rows, columns)) * np.float32(gain / np.sqrt(columns)))
+
+    def embedding(self, tokens: int, width: int, scale: float) -> None:
+        values = self._normal((tokens, width)) * np.float32(scale)
+        values[:QUIET_TOKENS] *= 0.05
+        self.put("token_embd.weight", values, ggml_type=_F16)
+
+    def constant(self, name: str, size: int, value: float = 1.0) -> None:
+        self.put(name, np.full(size, value, np.float32))
+
+    def put(self, name: str, values: Array, ggml_type: int = _F32) -> None:
+        kind = np.float16 if ggml_type == _F16 else np.float32
+        shape = tuple(reversed(values.shape))
+        self.tensors.append(Tensor(name, shape, ggml_type, values.astype(kind).tobytes()))
+
+    def _normal(self, shape: tuple[int, int]) -> Array:
+        values = self._random.standard_normal(shape, dtype=np.float32)
+        if self.model.noise:
+            values += np.float32(self.model.noise) * self._noise.standard_normal(shape, dtype=np.float32)
+        return values
+
+
+def _attention(weights: _Weights, block: str, width: int, head: tuple[int, int, int]) -> None:
+    """Peaked grouped-query attention; `head` is (heads, key/value heads, head size)."""
+    heads, kv_heads, size = head
+    weights.matrix(f"{block}.attn_q.weight", heads * size, width, gain=1.8)
+    weights.matrix(f"{block}.attn_k.weight", kv_heads * size, width, gain=1.8)
+    weights.matrix(f"{block}.attn_v.weight", kv_heads * size, width)
+    weights.matrix(f"{block}.attn_output.weight", width, heads * size)
+
+
+def _feed_forward(weights: _Weights, block: str, width: int, hidden: int) -> None:
+    weights.matrix(f"{block}.ffn_gate.weight", hidden, width)
+    weights.matrix(f"{block}.ffn_up.weight", hidden, width)
+    weights.matrix(f"{block}.ffn_down.weight", width, hidden, gain=2.0)
+
+
+def _sizes(weights: _Weights, width: int, hidden: int, tokens: int) -> dict[str, bytes]:
+    return {
+        "block_count": u32(weights.model.layers),
+        "context_length": u32(CONTEXT),
+        "embedding_length": u32(width),
+        "feed_forward_length": u32(hidden),
+        "vocab_size": u32(tokens),
+        "attention.layer_norm_rms_epsilon": f32(1e-5),
+    }
+
+
+def _llama(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    width, hidden, head = 64, 128, (4, 2, 16)
+    weights.embedding(tokens, width, scale=0.3)
+    weights.constant("output_norm.weight", width, 2.0)
+    for index in range(weights.model.layers):
+        block = f"blk.{index}"
+        weights.constant(f"{block}.attn_norm.weight", width)
+        weights.constant(f"{block}.ffn_norm.weight", width)
+        _attention(weights, block, width, head)
+        _feed_forward(weights, block, width, hidden)
+    return _sizes(weights, width, hidden, tokens) | {
+        "attention.head_count": u32(head[0]),
+        "attention.head_count_kv": u32(head[1]),
+        "rope.dimension_count": u32(head[2]),
+        "rope.freq_base": f32(10_000.0),
+    }
+
+
+def _gemma3(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """Sliding-window attention: every sixth layer sees everything, so give it at least six layers."""
+    width, hidden, head, window = 64, 128, (4, 2, 16), 64
+    weights.embedding(tokens, width, scale=0.05)  # the architecture multiplies it by sqrt(width)
+    weights.constant("output_norm.weight", width, 12.0)
+    for index in range(weights.model.layers):
+        block = f"blk.{index}"
+        for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            weights.constant(f"{block}.{norm}.weight", width)
+        weights.constant(f"{block}.attn_q_norm.weight", head[2], 1.6)
+        weights.constant(f"{block}.attn_k_norm.weight", head[2], 1.6)
+        _attention(weights, block, width, head)
+        _feed_forward(weights, block, width, hidden)
+    return _sizes(weights, width, hidden, tokens) | {
+        "attention.head_count": u32(head[0]),
+        "attention.head_count_kv": u32(head[1]),
+        "attention.key_length": u32(head[2]),
+        "attention.value_length": u32(head[2]),
+        "attention.sliding_window": u32(window),
+        "rope.freq_base": f32(10_000.0),
+    }
+
+
+def _lfm2(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """Hybrid: short convolutions (a state that cannot be truncated) and attention in turn."""
+    width, hidden, head, taps = 64, 128, (4, 2, 16), 3
+    kv_heads = [head[1] if index % 2 else 0 for index in range(weights.model.layers)]
+    weights.embedding(tokens, width, scale=0.3)
+    weights.constant("token_embd_norm.weight", width, 2.0)
+    for index, attends in enumerate(kv_heads):
+        block = f"blk.{index}"
+        weights.constant(f"{block}.attn_norm.weight", width)
+        weights.constant(f"{block}.ffn_norm.weight", width)
+        if attends:
+            weights.constant(f"{block}.attn_q_norm.weight", head[2], 1.8)
+            weights.constant(f"{block}.attn_k_norm.weight", head[2], 1.8)
+            _attention(weights, block, width, head)
+        else:
+            weights.matrix(f"{block}.shortconv.conv.weight", width, taps)
+            weights.matrix(f"{block}.shortconv.in_proj.weight", 3 * width, width)
+            weights.matrix(f"{block}.shortconv.out_proj.weight", width, width)
+        _feed_forward(weights, block, width, hidden)
+    return _sizes(weights, width, hidden, tokens) | {
+        "attention.head_count": u32(head[0]),
+        "attention.head_count_kv": u32_array(kv_heads),
+        "shortconv.l_cache": u32(taps),
+        "rope.freq_base": f32(1_000_000.0),
+    }
+
+
+def _mamba(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """Recurrent: one state of constant size for each sequence, no truncation at all."""
+    width, inner, state, rank, taps = 64, 128, 16, 4, 4
+    weights.embedding(tokens, width, scale=0.3)
+    weights.constant("output_norm.weight", width, 2.0)
+    for index in range(weights.model.layers):
+        block = f"blk.{index}"
+        weights.constant(f"{block}.attn_norm.weight", width)
+        weights.matrix(f"{block}.ssm_in.weight", 2 * inner, width)
+        weights.matrix(f"{block}.ssm_conv1d.weight", inner, taps)
+        weights.constant(f"{block}.ssm_conv1d.bias", inner, 0.0)
+        weights.matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+        weights.matrix(f"{block}.ssm_dt.weight", inner, rank)
+        weights.constant(f"{block}.ssm_dt.bias", inner, -3.0)  # softplus(-3): a memory of tens of tokens
+        decay = -np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1))
+        weights.put(f"{block}.ssm_a", decay)
+        weights.constant(f"{block}.ssm_d", inner)
+        weights.matrix(f"{block}.ssm_out.weight", width, inner, gain=12.0)
+    return _sizes(weights, width, 0, tokens) | {
+        "attention.head_count": u32(0),
+        "ssm.conv_kernel": u32(taps),
+        "ssm.inner_size": u32(inner),
+        "ssm.state_size": u32(state),
+        "ssm.time_step_rank": u32(rank),
+    }
+
+
+_ARCHITECTURES: dict[Kind, Callable[[_Weights, int], dict[str, bytes]]] = {
+    "llama": _llama,
+    "gemma3": _gemma3,
+    "lfm2": _lfm2,
+    "mamba": _mamba,
+}
