@@ -13,8 +13,8 @@ MEDIA_TOKEN = -1
 class TokenHistory:
     """All logical tokens known of a request, prompt first. Owned by its request; others read views.
 
-        [ prompt ........ | output ........ | spare capacity ]
-        0                 prompt_tokens     size
+    [ prompt ........ | output ........ | spare capacity ]
+    0                 prompt_tokens     size
     """
 
     __slots__ = ("_buffer", "prompt_tokens", "size")

@@ -65,7 +65,7 @@ PromptBoundary.START = PromptBoundary(0, 0)
 
 
 def as_tokens(tokens: Iterable[int] | Tokens) -> Tokens:
-    """Token ids as a read-only int32 array; raises ValueError for anything that is not a row of ids in [0, 2**31)."""
+    """Token ids as a read-only int32 array; raises ValueError for anything but a row of ids in [0, 2**31)."""
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
         array = tokens
     else:
@@ -216,7 +216,7 @@ class PromptLayout:
         return boundary if boundary is not None and boundary.logical_tokens == logical else None
 
     def boundary_at_or_after(self, logical: int) -> PromptBoundary | None:
-        """The first legal boundary at or after a logical index: inside a media span, its end. None outside the prompt."""
+        """The first legal boundary at or after an index: inside a media span, its end. None outside the prompt."""
         if logical == self.end.logical_tokens:
             return self.end
         if not 0 <= logical < self.end.logical_tokens:
@@ -232,7 +232,7 @@ class PromptLayout:
         )
 
     def boundary_at_or_before(self, logical: int) -> PromptBoundary | None:
-        """The last legal boundary at or before a logical index: inside a media span, its start. None outside the prompt."""
+        """The last legal boundary at or before an index: inside a media span, its start. None outside the prompt."""
         boundary = self.boundary_at(logical)
         if boundary is not None or not 0 <= logical <= self.end.logical_tokens:
             return boundary
@@ -264,7 +264,8 @@ class PromptLayout:
                 return shared
             if mine.media_span is not None:
                 shared = PromptBoundary(
-                    shared.logical_tokens + mine.logical_tokens, shared.native_position + mine.native_positions
+                    shared.logical_tokens + mine.logical_tokens,
+                    shared.native_position + mine.native_positions,
                 )
                 continue
             length = shared_length(mine.tokens, theirs.tokens)

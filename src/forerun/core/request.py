@@ -69,7 +69,8 @@ class SamplingParams:
             raise InvalidRequestError("stop_token_ids", f"token ids are not negative, got {min(self.stop_token_ids)}")
 
     def _check_logit_bias(self) -> None:
-        for token, bias in self.logit_bias.items():
+        entries: list[tuple[object, object]] = list(self.logit_bias.items())
+        for token, bias in entries:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise InvalidRequestError("logit_bias", f"keys are token ids (0 and up), got {token!r}")
             if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:

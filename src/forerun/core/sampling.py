@@ -1,7 +1,7 @@
 """Choosing tokens from logits, and verifying drafted ones.
 
-Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens so far
-and (seed, index of the output token). So a rejected draft, a retried step or a request that is resumed elsewhere has
+Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens so
+far and (seed, index of the output token). So a rejected draft, a retried step or a request that is resumed elsewhere has
 nothing to roll back, and the same seed gives the same answer whatever was batched or drafted beside it.
 
 Order of application and each filter's rule are those of llama.cpp (common/sampling.cpp, src/llama-sampler.cpp):
@@ -35,9 +35,7 @@ class SamplingContext:
 
     __slots__ = ("banned", "end_tokens", "history", "is_plain_greedy", "params", "seed")
 
-    def __init__(
-        self, params: SamplingParams, seed: int, end_tokens: frozenset[int], history: TokenHistory
-    ) -> None:
+    def __init__(self, params: SamplingParams, seed: int, end_tokens: frozenset[int], history: TokenHistory) -> None:
         self.params = params
         self.seed = seed
         self.history = history
@@ -61,9 +59,7 @@ class Verified:
     logprobs: tuple[TokenLogprobs, ...] | None
 
 
-def verify(
-    rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int
-) -> Verified:
+def verify(rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int) -> Verified:
     """Sample row by row while the choice equals the proposal (sample-and-match; greedy is its special case).
 
     `rows` has shape (len(drafts) + 1, vocabulary): row i follows drafts[:i]. It is edited in place and put back. Ends

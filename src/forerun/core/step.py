@@ -1,4 +1,4 @@
-"""One step as values: what the scheduler decides (StepPlan), what the runner learned (StepResult), and the Runner protocol.
+"""One step as values: what the scheduler decides (StepPlan), what the runner learned (StepResult), the Runner protocol.
 
 Life of a step: operations first (in order), then draft fills, then drafting, then one target decode of all decode and
 prefill rows, then verification, then rejected rows are cut from both memories. After a successful step the target holds
@@ -19,8 +19,7 @@ from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
 from forerun.core.request import TokenLogprobs
 from forerun.core.sampling import SamplingContext
 
-
-# --- memory operations -------------------------------------------------------------------------------------------------
+# --- memory operations ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class TruncateSequence:
 
 @dataclass(frozen=True, slots=True)
 class ForkSequence:
-    """Give the empty sequence `target_id` what `source_id` holds before `position`, in each memory, sharing the cells."""
+    """Give the empty `target_id` what `source_id` holds before `position`, in each memory, sharing the cells."""
 
     source_id: int
     target_id: int
@@ -50,7 +49,7 @@ class ForkSequence:
 KvOperation: TypeAlias = ClearSequence | TruncateSequence | ForkSequence
 
 
-# --- rows --------------------------------------------------------------------------------------------------------------
+# --- rows ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes tokens that may come next. What it proposes can make a step faster or slower, never an answer different."""
+    """Proposes tokens that may come next. Proposals make a step faster or slower, never an answer different."""
 
     @property
     def name(self) -> str:
@@ -125,7 +124,7 @@ class Drafter(Protocol):
         ...
 
 
-# --- plan and result ---------------------------------------------------------------------------------------------------
+# --- plan and result ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,52 @@
+"""Limits of the scheduler, under the names people know from vLLM and llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.core.pool import DEFAULT_MIN_PREFIX_SIMILARITY, DEFAULT_MIN_PREFIX_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Raises ValueError for limits that make no sense together."""
+
+    n_ctx: int
+    """Cells of the target's KV memory, shared by all sequences; also the longest a single request can get."""
+    n_seq_max: int = 128
+    """Sequence ids: running requests and cached prefixes together."""
+    max_num_seqs: int = 16
+    """Requests that run at the same time."""
+    max_num_batched_tokens: int = 512
+    """Rows of one step at most."""
+    prefill_rows_beside_decode: int = 128
+    """Prefill rows of one step while others are decoding."""
+    prefill_quantum: int = 64
+    """Prefill rows one request gets before it is another one's turn."""
+    max_queue: int = 1024
+    """Requests that wait at most; one more is refused."""
+    speculation: int = 0
+    """Drafted tokens a sequence and step at most; 0 turns drafting off."""
+    draft_n_ctx: int = 0
+    """Cells of the draft model's KV memory; 0 where there is no draft model."""
+    min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY
+    min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS
+    reuse_prefixes: bool = True
+    """False computes every prompt from scratch: the reference that reuse is compared with."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_seq_max", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("speculation", "draft_n_ctx"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.max_num_seqs > self.n_seq_max:
+            raise ValueError(
+                f"max_num_seqs is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids"
+            )
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs is {self.max_num_seqs}, but a step holds only "
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
+            )

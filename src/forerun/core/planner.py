@@ -1,0 +1,69 @@
+"""BatchPlanner: which rows a step holds. Decode first, then prefill in rotating fair quanta until the budget is full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDemand:
+    """What a sequence could evaluate next: `rows` of text or, where `whole`, a media span, taken as one or not at all."""
+
+    key: int
+    """Identifies the sequence over the steps."""
+    rows: int
+    whole: bool = False
+
+
+class BatchPlanner:
+    """Fills one step of at most `max_rows` rows. Remembers only whose turn it is.
+
+    Beside live decodes a step takes at most `rows_beside_decode` prefill rows, so that one long prompt does not hold up
+    everybody's next token; alone, prefill takes the whole batch. One prompt gets `quantum` rows before the next one's turn.
+    """
+
+    def __init__(self, max_rows: int, *, rows_beside_decode: int, quantum: int) -> None:
+        if min(max_rows, rows_beside_decode, quantum) < 1:
+            raise ValueError(
+                f"row limits are positive, got max_rows={max_rows}, rows_beside_decode={rows_beside_decode}, "
+                f"quantum={quantum}"
+            )
+        self.max_rows = max_rows
+        self.rows_beside_decode = min(rows_beside_decode, max_rows)
+        self.quantum = quantum
+        self._last_served = -1
+
+    def prefill_budget(self, decode_rows: int, free_cells: int) -> int:
+        """Prefill rows that a step with `decode_rows` decode and draft rows has room for."""
+        budget = min(self.max_rows - decode_rows, free_cells - decode_rows)
+        return max(0, min(budget, self.rows_beside_decode) if decode_rows else budget)
+
+    def share(self, demands: Sequence[PrefillDemand], budget: int) -> dict[int, int]:
+        """Rows granted to each key (keys without rows left out). The turn goes on from where the last step ended.
+
+        A media span larger than the budget goes when its turn comes first; callers offer it only where cells suffice.
+        """
+        ordered = self._in_turn(demands)
+        granted: dict[int, int] = {}
+        waiting = list(ordered)
+        while waiting and budget > 0:
+            unserved: list[PrefillDemand] = []
+            for demand in waiting:
+                left = demand.rows - granted.get(demand.key, 0)
+                rows = left if demand.whole else min(left, self.quantum, budget)
+                if rows > budget and granted:
+                    continue
+                if rows > 0:
+                    granted[demand.key] = granted.get(demand.key, 0) + rows
+                    budget -= rows
+                    self._last_served = demand.key
+                if rows < left and budget > 0:
+                    unserved.append(demand)
+            waiting = unserved
+        return granted
+
+    def _in_turn(self, demands: Sequence[PrefillDemand]) -> list[PrefillDemand]:
+        ordered = sorted(demands, key=lambda demand: demand.key)
+        first = next((i for i, demand in enumerate(ordered) if demand.key > self._last_served), 0)
+        return ordered[first:] + ordered[:first]

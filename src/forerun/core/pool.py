@@ -1,0 +1,331 @@
+"""SequencePool: the owner of every sequence id, of what idle sequences hold, and of the cells of both memories.
+
+    free ──acquire──► leased ──release(prefix)──► idle ──acquire_matching / evict──► leased / free
+      ▲                 │ └──release(None)──► free
+      └──retry_quarantined── quarantined ◄──quarantine
+
+The pool decides and never acts: what native memory has to do is queued as operations, which the scheduler moves into
+its next plan with `take_operations`. The cell ledgers describe the memory as it will be once those are done.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from forerun.core.cells import CellLedger
+from forerun.core.prefix import PromptCheckpoint, ReusablePrefix, leave_one_to_evaluate
+from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition, Tokens
+from forerun.core.radix import PrefixTree
+from forerun.core.step import ClearSequence, ForkSequence, KvOperation, TruncateSequence
+
+DEFAULT_MIN_PREFIX_SIMILARITY = 0.1
+DEFAULT_MIN_PREFIX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """A leased sequence id. `reused` is what it already holds of the prompt it was acquired for."""
+
+    id: int
+    reused: PromptBoundary = PromptBoundary.START
+    source_id: int | None = None
+    """The sequence it was forked from; None where it was empty or taken over."""
+    checkpoint: PromptCheckpoint | None = None
+    """The deepest checkpoint at or before `reused`, for memories that need one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The best source for a prompt: `boundary` can be reused now, `promised` once a running sequence gets there."""
+
+    source_id: int
+    boundary: PromptBoundary
+    promised: PromptBoundary
+    promised_by: int
+
+
+class SequencePool:
+    """Ids, prefixes and cells of up to `sequences` sequences. Not thread-safe: one thread owns it.
+
+    A cached prefix is reused when it covers at least `min_prefix_similarity` of the incoming prompt, or at least
+    `min_prefix_tokens` tokens of it. `cells` and `draft_cells` bound the two memories (None: without bound).
+    """
+
+    def __init__(
+        self,
+        sequences: int,
+        *,
+        cells: int | None = None,
+        draft_cells: int | None = None,
+        min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY,
+        min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS,
+    ) -> None:
+        if sequences < 1:
+            raise ValueError(f"a pool has at least one sequence, got {sequences}")
+        self.min_prefix_similarity = min_prefix_similarity
+        self.min_prefix_tokens = min_prefix_tokens
+        self.target_cells = CellLedger(sequences, cells)
+        self.draft_cells = CellLedger(sequences, draft_cells)
+        self._free = list(range(sequences))
+        self._leased: dict[int, Sequence] = {}
+        self._idle: dict[int, ReusablePrefix] = {}
+        """In order of last use, the least recent first."""
+        self._quarantined: set[int] = set()
+        self._tree = PrefixTree()
+        self._operations: list[KvOperation] = []
+        self._size = sequences
+
+    # --- acquiring ----------------------------------------------------------
+
+    def acquire(self) -> Sequence | None:
+        """An empty sequence, evicting the least recently used prefix where no id is free. None: all ids are leased."""
+        if not self._free and not self._evict_one():
+            return None
+        return self._lease(Sequence(heapq.heappop(self._free)))
+
+    def acquire_matching(self, prompt: PromptLayout, *, match: PrefixMatch | None = None) -> Sequence | None:
+        """A sequence for `prompt` that already holds what can be reused of it; None where all ids are leased.
+
+        An idle source is taken over where nothing reusable is lost by that: where all it holds, but for a last token
+        that would have to be evaluated again anyway, is part of the prompt. Otherwise the source is forked and stays.
+        `match` saves a second lookup: the result of `find` for the same prompt, with nothing done in between.
+        """
+        match = match or self.find(prompt)
+        if match is None or not self.is_worth_reusing(match.boundary, prompt):
+            return self.acquire()
+        source = self._idle.get(match.source_id)
+        if source is not None:
+            self._touch(match.source_id)
+            if source.layout.logical_tokens - match.boundary.logical_tokens <= 1:
+                return self._take_over(match)
+        if not self._free and not self._evict_one(keep=match.source_id):
+            return self._take_over(match) if source is not None else None
+        return self._fork(match)
+
+    def _lease(self, sequence: Sequence) -> Sequence:
+        self._leased[sequence.id] = sequence
+        return sequence
+
+    def _take_over(self, match: PrefixMatch) -> Sequence:
+        prefix = self._idle.pop(match.source_id)
+        self._tree.remove(match.source_id)
+        self._truncate(match.source_id, match.boundary)
+        checkpoint = prefix.checkpoint_at_or_before(match.boundary)
+        return self._lease(Sequence(match.source_id, match.boundary, checkpoint=checkpoint))
+
+    def _fork(self, match: PrefixMatch) -> Sequence:
+        source, boundary, target = match.source_id, match.boundary, heapq.heappop(self._free)
+        self.target_cells.fork(source, target, boundary.logical_tokens)
+        self.draft_cells.fork(source, target, min(self.draft_cells.held(source), boundary.logical_tokens))
+        self._operations.append(ForkSequence(source, target, _position(boundary)))
+        prefix = self._idle.get(source)
+        checkpoint = prefix.checkpoint_at_or_before(boundary) if prefix else None
+        return self._lease(Sequence(target, boundary, source, checkpoint))
+
+    # --- looking up ----------------------------------------------------------
+
+    def find(self, prompt: PromptLayout) -> PrefixMatch | None:
+        """The best source of a prefix of `prompt` among idle and running sequences, without taking it."""
+        best = -1
+        best_id = promised_by = -1
+        promised = 0
+        for shared in self._tree.match(prompt):
+            depth = shared.boundary.logical_tokens
+            if depth <= best:
+                break
+            for owner in shared.owners:
+                held = depth if owner in self._idle else min(depth, self.target_cells.held(owner))
+                if held > best or (held == best and owner in self._idle):
+                    best, best_id = held, owner
+            if depth > promised:
+                promised, promised_by = depth, max(shared.owners, key=self.target_cells.held)
+        if promised_by < 0:
+            return None
+        boundary, later = prompt.boundary_at_or_before(best), prompt.boundary_at(promised)
+        assert boundary is not None
+        assert later is not None
+        return PrefixMatch(
+            best_id,
+            leave_one_to_evaluate(prompt, boundary),
+            leave_one_to_evaluate(prompt, later),
+            promised_by,
+        )
+
+    def is_worth_reusing(self, boundary: PromptBoundary, prompt: PromptLayout) -> bool:
+        """Whether a shared prefix is large enough, in itself or beside the prompt's length."""
+        shared = boundary.logical_tokens
+        return shared > 0 and (
+            shared >= self.min_prefix_tokens or shared >= self.min_prefix_similarity * prompt.logical_tokens
+        )
+
+    # --- running ----------------------------------------------------------
+
+    def promise(self, sequence: Sequence, layout: PromptLayout) -> None:
+        """Say what a leased sequence is going to hold, so that others can wait for it and fork it while it runs."""
+        self._tree.insert(sequence.id, layout)
+
+    def extend(self, sequence: Sequence, tokens: Tokens) -> None:
+        """Add generated tokens to what was promised."""
+        if tokens.size:
+            self._tree.extend(sequence.id, PromptSegment(tokens, None))
+
+    # --- giving back ----------------------------------------------------------
+
+    def release(self, sequence: Sequence, prefix: ReusablePrefix | None = None) -> None:
+        """End a lease. `prefix` is what the sequence holds and may be reused; None clears it.
+
+        What the new prefix makes redundant goes: idle prefixes it contains, or itself where another one contains it.
+        """
+        if self._leased.pop(sequence.id, None) is None:
+            raise ValueError(f"sequence {sequence.id} is not leased")
+        if sequence.id in self._tree:
+            self._tree.remove(sequence.id)
+        if prefix is None or not prefix.layout.logical_tokens:
+            self._clear(sequence.id)
+            return
+        self.target_cells.append(sequence.id, prefix.layout.logical_tokens - self.target_cells.held(sequence.id))
+        self._truncate(sequence.id, prefix.layout.end)
+        self._tree.insert(sequence.id, prefix.layout)
+        self._idle[sequence.id] = prefix
+        self._drop_redundant(sequence.id)
+
+    def _drop_redundant(self, fresh: int) -> None:
+        for owner in [owner for owner in self._idle if owner != fresh]:
+            if self._tree.is_contained(owner, (fresh,)):
+                self._evict(owner)
+        if self._tree.is_contained(fresh, self._idle):
+            self._evict(fresh)
+
+    def quarantine(self, sequence: Sequence) -> None:
+        """End a lease whose native content is unknown. The id is cleared and usable again after `retry_quarantined`."""
+        self._leased.pop(sequence.id)
+        self._set_aside(sequence.id)
+
+    def quarantine_idle(self, sequence_id: int) -> None:
+        """The same for an idle sequence, whose prefix is lost."""
+        if self._idle.pop(sequence_id, None) is not None:
+            self._set_aside(sequence_id)
+
+    def _set_aside(self, sequence_id: int) -> None:
+        if sequence_id in self._tree:
+            self._tree.remove(sequence_id)
+        self._quarantined.add(sequence_id)
+
+    def retry_quarantined(self) -> None:
+        """Clear all quarantined ids and make them free."""
+        for sequence_id in sorted(self._quarantined):
+            self._clear(sequence_id, always=True)
+        self._quarantined.clear()
+
+    # --- making room ----------------------------------------------------------
+
+    def make_room(self, cells: int, keep: frozenset[int] = frozenset()) -> bool:
+        """Evict idle prefixes, least recently used first, until `cells` target cells are free. False: not possible."""
+        while self.target_cells.free < cells:
+            victim = next((owner for owner in self._idle if owner not in keep), None)
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def make_draft_room(self, cells: int) -> bool:
+        """Forget the draft half of idle prefixes, least recently used first, until `cells` draft cells are free."""
+        for owner, prefix in self._idle.items():
+            if self.draft_cells.free >= cells:
+                return True
+            if self.draft_cells.held(owner):
+                self.draft_cells.clear(owner)
+                target = prefix.layout.native_positions
+                self._operations.append(TruncateSequence(owner, SpeculativePosition(target, draft=0)))
+        return self.draft_cells.free >= cells
+
+    @property
+    def reclaimable_cells(self) -> int:
+        """Target cells that evicting every idle prefix would make available, beside the free ones."""
+        busy = [*self._leased, *self._quarantined]
+        return self.target_cells.used - self.target_cells.held_together(busy)
+
+    def invalidate_reuse(self) -> None:
+        """Forget every idle prefix (its KV is no longer that of the model as it is now)."""
+        for owner in list(self._idle):
+            self._evict(owner)
+
+    def _evict_one(self, keep: int | None = None) -> bool:
+        victim = next((owner for owner in self._idle if owner != keep), None)
+        if victim is not None:
+            self._evict(victim)
+        return victim is not None
+
+    def _evict(self, sequence_id: int) -> None:
+        del self._idle[sequence_id]
+        self._tree.remove(sequence_id)
+        self._clear(sequence_id)
+
+    def _clear(self, sequence_id: int, *, always: bool = False) -> None:
+        if always or self.target_cells.held(sequence_id) or self.draft_cells.held(sequence_id):
+            self._operations.append(ClearSequence(sequence_id))
+        self.target_cells.clear(sequence_id)
+        self.draft_cells.clear(sequence_id)
+        heapq.heappush(self._free, sequence_id)
+
+    def _truncate(self, sequence_id: int, boundary: PromptBoundary) -> None:
+        tokens = boundary.logical_tokens
+        if self.target_cells.held(sequence_id) > tokens or self.draft_cells.held(sequence_id) > tokens:
+            self._operations.append(TruncateSequence(sequence_id, _position(boundary)))
+        self.target_cells.truncate(sequence_id, tokens)
+        self.draft_cells.truncate(sequence_id, tokens)
+
+    def _touch(self, sequence_id: int) -> None:
+        self._idle[sequence_id] = self._idle.pop(sequence_id)
+
+    # --- looking in ----------------------------------------------------------
+
+    def take_operations(self) -> tuple[KvOperation, ...]:
+        """What native memory has to do, in order, to become what the pool says it is. Empties the queue."""
+        operations = tuple(self._operations)
+        self._operations.clear()
+        return operations
+
+    @property
+    def has_operations(self) -> bool:
+        return bool(self._operations)
+
+    @property
+    def idle(self) -> dict[int, ReusablePrefix]:
+        """Idle prefixes by sequence id, least recently used first (a copy)."""
+        return dict(self._idle)
+
+    @property
+    def free_ids(self) -> int:
+        return len(self._free)
+
+    @property
+    def idle_ids(self) -> int:
+        return len(self._idle)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an id has two owners or none, or where counts contradict each other."""
+        owned = [*self._free, *self._leased, *self._idle, *self._quarantined]
+        assert sorted(owned) == list(range(self._size)), f"ids owned: {sorted(owned)}"
+        for sequence_id in self._free:
+            assert self.target_cells.held(sequence_id) == self.draft_cells.held(sequence_id) == 0
+        for sequence_id, prefix in self._idle.items():
+            assert self.target_cells.held(sequence_id) == prefix.layout.logical_tokens
+            assert self.draft_cells.held(sequence_id) <= prefix.layout.logical_tokens
+            assert self._tree.end_of(sequence_id) == prefix.layout.end
+        self.target_cells.check_integrity()
+        self.draft_cells.check_integrity()
+        self._tree.check_integrity()
+
+    def __repr__(self) -> str:
+        return (
+            f"SequencePool({self._size} ids: {len(self._free)} free, {len(self._leased)} leased, "
+            f"{len(self._idle)} idle, {len(self._quarantined)} quarantined; {self.target_cells.used} cells)"
+        )
+
+
+def _position(boundary: PromptBoundary) -> SpeculativePosition:
+    position = boundary.speculative_position()
+    assert position is not None, "a prompt in memory has int32 positions"
+    return position

@@ -1,0 +1,169 @@
+"""One request inside the scheduler: what is known of it, how far it is computed, and what it has shown so far.
+
+No phases: `computed` catches up with `history.size`. One token behind is a decode row, more is prefill; chunks, cache
+hits, drafts and resumed requests are the same arithmetic.
+
+    history    [ prompt ............... | output ... ]
+    computed   0 ──────────────► c                       in the target's memory
+    known                                 history.size
+"""
+
+from __future__ import annotations
+
+from forerun.core.history import TokenHistory
+from forerun.core.pool import Sequence
+from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.request import FinishReason, OutputDelta, Request, TokenLogprobs, Usage
+from forerun.core.sampling import SamplingContext
+from forerun.core.step import SequenceResult, Vocabulary
+from forerun.core.stopping import TextStream
+from forerun.errors import ForerunError
+
+
+class RequestState:
+    """Owned by the scheduler from `add` to the final delta."""
+
+    __slots__ = (
+        "accepted",
+        "admitted_at",
+        "cached",
+        "computed",
+        "drafted",
+        "first_token_at",
+        "has_media",
+        "history",
+        "is_suspect",
+        "limit",
+        "position_offset",
+        "promised",
+        "request",
+        "sampling",
+        "sequence",
+        "text",
+        "waits_for",
+    )
+
+    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int) -> None:
+        prompt, params = request.prompt, request.params
+        self.request = request
+        self.history = TokenHistory(prompt)
+        self.sampling = SamplingContext(params, params.seed or 0, vocabulary.end_tokens, self.history)
+        self.text = TextStream(params.stop)
+        # The last output token is never put into memory, hence one more than there are cells.
+        room = n_ctx + 1 - prompt.logical_tokens
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.has_media = any(segment.is_media for segment in prompt.segments)
+        self.position_offset = prompt.logical_tokens - prompt.native_positions
+        self.sequence: Sequence | None = None
+        self.computed = 0
+        self.promised = 0
+        """Logical tokens of this request that the pool's lookup knows about."""
+        self.waits_for: tuple[Sequence, int] | None = None
+        """A running sequence that will hold a prefix of this prompt once it has computed so many tokens."""
+        self.is_suspect = False
+        """Was part of a failed step: runs alone until it has got past it."""
+        self.cached: int | None = None
+        self.drafted = 0
+        self.accepted = 0
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not in the target's memory."""
+        return self.history.size - self.computed
+
+    @property
+    def output_left(self) -> int:
+        """Output tokens until max_tokens or the end of the context."""
+        return self.limit - self.history.output_tokens
+
+    def native_position(self, logical: int) -> int:
+        """The target's position of the token at a logical index (a legal boundary)."""
+        if not self.has_media or logical >= self.history.prompt_tokens:
+            return logical - self.position_offset
+        boundary = self.request.prompt.boundary_at(logical)
+        assert boundary is not None
+        return boundary.native_position
+
+    def next_media(self) -> PromptSegment | None:
+        """The media span to evaluate next, or None where text comes next."""
+        return self.request.prompt.media_at(self.computed) if self.has_media else None
+
+    def text_run_end(self) -> int:
+        """Where the text that comes next ends: at a media span, or with what is known."""
+        if not self.has_media or self.computed >= self.history.prompt_tokens:
+            return self.history.size
+        end = self.computed + self.request.prompt.text_tokens_at(self.computed).size
+        return end if end < self.history.prompt_tokens else self.history.size
+
+    def layout(self, tokens: int) -> PromptLayout:
+        """The first `tokens` known logical tokens as a layout."""
+        prompt = self.request.prompt
+        if tokens >= self.history.prompt_tokens:
+            return prompt.extended([PromptSegment(self.history.slice(self.history.prompt_tokens, tokens), None)])
+        boundary = prompt.boundary_at(tokens)
+        assert boundary is not None
+        return prompt.prefix(boundary)
+
+    def take_tokens(self, result: SequenceResult, vocabulary: Vocabulary, now: float) -> OutputDelta:
+        """Add what a step gave, up to where the request ends; says so in the delta."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.drafted += result.drafted
+        self.accepted += result.accepted
+        shown: list[str] = []
+        count = 0
+        finish: FinishReason | None = None
+        for token in result.tokens:
+            count += 1
+            self.history.append(token)
+            finish = self._show(token, vocabulary, shown)
+            if finish is not None:
+                break
+        logprobs = result.logprobs[:count] if result.logprobs is not None else None
+        return self.delta("".join(shown), result.tokens[:count], logprobs, finish, now)
+
+    def _show(self, token: int, vocabulary: Vocabulary, shown: list[str]) -> FinishReason | None:
+        ends = token in self.sampling.end_tokens
+        if not ends:
+            shown.append(self.text.push(vocabulary.piece(token)))
+        if ends or self.text.stopped:
+            shown.append(self.text.finish())
+            return FinishReason.STOP
+        if self.history.output_tokens >= self.limit:
+            shown.append(self.text.finish())
+            return FinishReason.LENGTH
+        return None
+
+    def delta(
+        self,
+        text: str,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        finish: FinishReason | None,
+        now: float,
+        error: ForerunError | None = None,
+    ) -> OutputDelta:
+        if finish is None:
+            return OutputDelta(self.request.id, text, tokens, logprobs)
+        return OutputDelta(self.request.id, text, tokens, logprobs, finish, self.usage(now), error)
+
+    def usage(self, now: float) -> Usage:
+        arrival = self.request.arrival
+        admitted = now if self.admitted_at is None else self.admitted_at
+        first = now if self.first_token_at is None else self.first_token_at
+        return Usage(
+            prompt_tokens=self.history.prompt_tokens,
+            cached_tokens=self.cached or 0,
+            output_tokens=self.history.output_tokens,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
+            queue_ms=(admitted - arrival) * 1e3,
+            prefill_ms=(first - admitted) * 1e3,
+            decode_ms=(now - first) * 1e3,
+        )
+
+    def __repr__(self) -> str:
+        where = f"sequence {self.sequence.id}" if self.sequence else "waiting"
+        return f"RequestState({self.request.id}: {where}, {self.computed} of {self.history.size} computed)"

@@ -1,0 +1,431 @@
+"""The scheduler: who runs, from which cached prefix, with which rows; and what becomes of the results.
+
+    add ─► waiting ──admit (lookup, fork or take over, or wait for a prefix being computed)──► running ──► finished
+              ▲                                                                                  │
+              └── preempted (no cells left), or rebuilt after a failed step ─────────────────────┘
+
+Pure: time comes in with `schedule` and in results, randomness with the request's seed. One thread calls it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forerun.core.config import SchedulerConfig
+from forerun.core.drafting import DraftAllocator, FixedDraftAllocator, NgramDrafter
+from forerun.core.planner import BatchPlanner, PrefillDemand
+from forerun.core.pool import PrefixMatch, Sequence, SequencePool
+from forerun.core.prefix import ReusablePrefix
+from forerun.core.request import FinishReason, OutputDelta, Request
+from forerun.core.running import RequestState
+from forerun.core.speculation import DraftPlanner, Drafts
+from forerun.core.step import (
+    DecodeRow,
+    Drafter,
+    ForkSequence,
+    MediaRows,
+    PrefillRows,
+    SequenceResult,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    Vocabulary,
+)
+from forerun.errors import InvalidRequestError, StepFailedError
+
+_MIN_SHARED_WAIT = 8
+"""A request waits for a prefix that is being computed where that saves at least this many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A look at the scheduler between two steps."""
+
+    running: int
+    waiting: int
+    cached_prefixes: int
+    used_cells: int
+    total_cells: int
+
+
+class Scheduler:
+    """Decides steps for one target (and at most one draft) model."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        vocabulary: Vocabulary,
+        *,
+        allocator: DraftAllocator | None = None,
+        lookup_drafter: Drafter | None = None,
+    ) -> None:
+        self.config = config
+        self._vocabulary = vocabulary
+        self.pool = SequencePool(
+            config.n_seq_max,
+            cells=config.n_ctx,
+            draft_cells=config.draft_n_ctx,
+            min_prefix_similarity=config.min_prefix_similarity,
+            min_prefix_tokens=config.min_prefix_tokens,
+        )
+        self._planner = BatchPlanner(
+            config.max_num_batched_tokens,
+            rows_beside_decode=config.prefill_rows_beside_decode,
+            quantum=config.prefill_quantum,
+        )
+        self._drafting = DraftPlanner(
+            config,
+            self.pool,
+            allocator or FixedDraftAllocator(config.speculation),
+            lookup_drafter or NgramDrafter(),
+        )
+        self._requests: dict[str, RequestState] = {}
+        self._waiting: deque[RequestState] = deque()
+        self._running: dict[int, RequestState] = {}
+        """By sequence id, in order of admission: the oldest first."""
+
+    # --- requests ----------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError, naming field, limit and value, for one that cannot be served."""
+        self._check(request)
+        state = RequestState(request, self._vocabulary, self.config.n_ctx)
+        self._requests[request.id] = state
+        self._waiting.append(state)
+
+    def _check(self, request: Request) -> None:
+        prompt, n_ctx = request.prompt, self.config.n_ctx
+        if request.id in self._requests:
+            raise InvalidRequestError("id", f"request {request.id!r} is already running")
+        if len(self._waiting) >= self.config.max_queue:
+            raise InvalidRequestError("queue", f"{len(self._waiting)} requests wait already; try again later")
+        if not prompt.logical_tokens:
+            raise InvalidRequestError("prompt", "is empty; it needs at least one token")
+        if prompt.logical_tokens > n_ctx:
+            raise InvalidRequestError(
+                "prompt",
+                f"has {prompt.logical_tokens} tokens, but the context holds {n_ctx}; shorten it or raise n_ctx",
+            )
+        self._check_token_ids("prompt", [int(s.tokens.max()) for s in prompt.segments if not s.is_media])
+        self._check_token_ids("logit_bias", request.params.logit_bias)
+        self._check_token_ids("stop_token_ids", request.params.stop_token_ids)
+
+    def _check_token_ids(self, field: str, tokens: Iterable[int]) -> None:
+        worst = max(tokens, default=0)
+        if worst >= self._vocabulary.size:
+            raise InvalidRequestError(
+                field, f"token id {worst} is outside the vocabulary of {self._vocabulary.size} tokens"
+            )
+
+    def abort(self, request_id: str, now: float | None = None) -> OutputDelta | None:
+        """End a request between two steps, keeping what it computed as a reusable prefix. None: it is not there."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return None
+        return self._finish(state, state.delta("", (), None, FinishReason.ABORT, now or state.request.arrival))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: requests are there, or memory waits for operations."""
+        return bool(self._requests) or self.pool.has_operations
+
+    @property
+    def stats(self) -> SchedulerStats:
+        cells = self.pool.target_cells
+        return SchedulerStats(len(self._running), len(self._waiting), self.pool.idle_ids, cells.used, self.config.n_ctx)
+
+    # --- deciding a step ----------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step. Empty when there is nothing to do."""
+        self.pool.retry_quarantined()
+        self._admit_waiting(now)
+        plan = self._plan_rows(now)
+        while not (plan.decode or plan.prefill) and len(self._running) > 1:
+            self._preempt_youngest()
+            plan = self._plan_rows(now)
+        return plan
+
+    def _plan_rows(self, now: float) -> StepPlan:
+        states = self._in_this_step()
+        ready = self._ready(states)
+        while ready and not self.pool.make_room(len(ready)):
+            self._preempt_youngest()
+            states = self._in_this_step()
+            ready = self._ready(states)
+        drafts = self._drafting.plan(ready, self.config.max_num_batched_tokens - len(ready))
+        decode_rows = self._within_free_cells(drafts, len(ready))
+        prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
+        fill_budget = self._planner.prefill_budget(decode_rows, 2**31)
+        fills = self._drafting.fills(states, fill_budget)
+        decode = tuple([self._decode_row(state, drafts) for state in ready])
+        return StepPlan(now, self.pool.take_operations(), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
+
+    def _in_this_step(self) -> list[RequestState]:
+        """Running requests in order of sequence id; a suspect of a failed step runs alone."""
+        suspect = next((state for state in self._running.values() if state.is_suspect), None)
+        return [suspect] if suspect else [self._running[key] for key in sorted(self._running)]
+
+    @staticmethod
+    def _ready(states: list[RequestState]) -> list[RequestState]:
+        return [state for state in states if _is_ready(state)]
+
+    def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
+        """Rows of decode and drafts together; drafts that would find no cells are dropped."""
+        if drafts.rows and not self.pool.make_room(ready + drafts.rows):
+            drafts.proposed.clear()
+            drafts.requests.clear()
+        return ready + drafts.rows
+
+    def _decode_row(self, state: RequestState, drafts: Drafts) -> DecodeRow:
+        sequence_id = _sequence(state).id
+        proposed = drafts.proposed.get(sequence_id, ()) if drafts.proposed else ()
+        position = (
+            state.computed - state.position_offset if not state.has_media else state.native_position(state.computed)
+        )
+        return DecodeRow(sequence_id, state.history.last, position, state.sampling, state.output_left, proposed)
+
+    def _plan_prefill(self, states: list[RequestState], decode_rows: int) -> list[PrefillRows | MediaRows]:
+        if not states:
+            return []
+        demands = [self._demand(state) for state in states]
+        budget = self._planner.prefill_budget(decode_rows, 2**31)
+        self.pool.make_room(decode_rows + min(budget, sum(demand.rows for demand in demands)))
+        free = self.pool.target_cells.free - decode_rows
+        demands = [demand for demand in demands if not demand.whole or demand.rows <= free]
+        granted = self._planner.share(demands, min(budget, free))
+        return [self._prefill_rows(self._running[key], rows) for key, rows in granted.items()]
+
+    @staticmethod
+    def _demand(state: RequestState) -> PrefillDemand:
+        media = state.next_media()
+        if media is not None:
+            return PrefillDemand(_sequence(state).id, media.logical_tokens, whole=True)
+        return PrefillDemand(_sequence(state).id, state.text_run_end() - state.computed)
+
+    @staticmethod
+    def _prefill_rows(state: RequestState, rows: int) -> PrefillRows | MediaRows:
+        end = state.computed + rows
+        position = state.native_position(state.computed)
+        sampling = state.sampling if end == state.history.size else None
+        media = state.next_media()
+        if media is not None:
+            return MediaRows(_sequence(state).id, media, position, sampling)
+        return PrefillRows(_sequence(state).id, state.history.slice(state.computed, end), position, sampling)
+
+    def _preempt_youngest(self) -> None:
+        """Give up the cells of the request admitted last; it goes on later, from its tokens, exactly where it was."""
+        sequence_id = next(reversed(self._running))
+        state = self._running.pop(sequence_id)
+        self._release(state)
+        self._waiting.appendleft(state)
+
+    # --- admission ----------------------------------------------------------
+
+    def _admit_waiting(self, now: float) -> None:
+        if not self._waiting or len(self._running) >= self.config.max_num_seqs:
+            return
+        if any(state.is_suspect for state in self._running.values()):
+            return
+        self._promise_outputs()
+        passed_over: list[RequestState] = []
+        while self._waiting and len(self._running) < self.config.max_num_seqs:
+            state = self._waiting.popleft()
+            if self._still_waits_for_prefix(state):
+                passed_over.append(state)
+                continue
+            match = self._lookup(state)
+            if self._should_wait(state, match):
+                passed_over.append(state)
+                continue
+            if not self._admit(state, match, now):
+                passed_over.append(state)
+                break
+            if state.is_suspect:
+                break
+        self._waiting.extendleft(reversed(passed_over))
+
+    def _promise_outputs(self) -> None:
+        """Let lookups see what running requests have generated since they were last told."""
+        for state in self._running.values():
+            if self.config.reuse_prefixes and state.promised < state.history.size:
+                self.pool.extend(_sequence(state), state.history.slice(state.promised, state.history.size))
+                state.promised = state.history.size
+
+    def _lookup(self, state: RequestState) -> PrefixMatch | None:
+        if not self.config.reuse_prefixes:
+            return None
+        layout = state.layout(state.history.size)
+        match = self.pool.find(layout)
+        return match if match and self.pool.is_worth_reusing(match.promised, layout) else None
+
+    def _should_wait(self, state: RequestState, match: PrefixMatch | None) -> bool:
+        """Single flight: a prefix that a running request is about to hold is not computed a second time."""
+        if match is None or state.is_suspect:
+            return False
+        until = match.promised.logical_tokens
+        if until - match.boundary.logical_tokens < _MIN_SHARED_WAIT:
+            return False
+        leader = self._running[match.promised_by].sequence
+        assert leader is not None
+        state.waits_for = (leader, until)
+        return True
+
+    def _still_waits_for_prefix(self, state: RequestState) -> bool:
+        if state.waits_for is None:
+            return False
+        leader, until = state.waits_for
+        running = self._running.get(leader.id)
+        if running is not None and running.sequence is leader and running.computed < until:
+            return True
+        state.waits_for = None
+        return False
+
+    def _admit(self, state: RequestState, match: PrefixMatch | None, now: float) -> bool:
+        layout = state.layout(state.history.size)
+        if match is not None and not self.pool.is_worth_reusing(match.boundary, layout):
+            match = None
+        if self._running and not self._fits(state, match):
+            return False
+        sequence = self.pool.acquire_matching(layout, match=match) if match else self.pool.acquire()
+        if sequence is None:
+            return False
+        self._start(state, sequence, now)
+        return True
+
+    def _fits(self, state: RequestState, match: PrefixMatch | None) -> bool:
+        """Whether the request can be computed without pushing out those that run."""
+        reused = match.boundary.logical_tokens if match else 0
+        promised_cells = sum(running.remaining for running in self._running.values())
+        available = self.pool.target_cells.free + self.pool.reclaimable_cells - promised_cells
+        if match is not None and match.source_id not in self._running:
+            available -= reused
+        return state.history.size - reused + 1 <= available
+
+    def _start(self, state: RequestState, sequence: Sequence, now: float) -> None:
+        state.sequence = sequence
+        state.computed = sequence.reused.logical_tokens
+        if state.cached is None:
+            state.cached = min(state.computed, state.history.prompt_tokens)
+        if state.admitted_at is None:
+            state.admitted_at = now
+        if self.config.reuse_prefixes:
+            self.pool.promise(sequence, state.layout(state.history.size))
+            state.promised = state.history.size
+        self._running[sequence.id] = state
+
+    # --- learning what came of it ----------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[OutputDelta]:
+        """Commit a step's results; returns what each request may show, in order of the plan's rows."""
+        now = plan.now + result.elapsed
+        if result.failure is not None:
+            return self._recover(plan, result.failure, now)
+        for fill in plan.draft_fills:
+            self.pool.draft_cells.append(fill.sequence_id, fill.tokens.size)
+        sequences = result.sequences
+        deltas = [self._commit_tokens(row.sequence_id, sequences[row.sequence_id], now) for row in plan.decode]
+        for rows in plan.prefill:
+            if rows.sampling is not None:
+                deltas.append(self._commit_tokens(rows.sequence_id, sequences[rows.sequence_id], now))
+            else:
+                self._commit_prefill(rows)
+        return deltas
+
+    def _commit_prefill(self, rows: PrefillRows | MediaRows) -> None:
+        state = self._running[rows.sequence_id]
+        count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
+        state.computed += count
+        self.pool.target_cells.append(rows.sequence_id, count)
+
+    def _commit_tokens(self, sequence_id: int, result: SequenceResult, now: float) -> OutputDelta:
+        state = self._running[sequence_id]
+        in_memory = state.history.size + len(result.tokens) - 1
+        self.pool.target_cells.append(sequence_id, in_memory - state.computed)
+        if result.draft_held is not None:
+            self.pool.draft_cells.resize(sequence_id, result.draft_held)
+        state.computed = in_memory
+        state.is_suspect = False
+        delta = state.take_tokens(result, self._vocabulary, now)
+        return delta if delta.finish_reason is None else self._finish(state, delta)
+
+    def _finish(self, state: RequestState, delta: OutputDelta) -> OutputDelta:
+        del self._requests[state.request.id]
+        if state.sequence is None:
+            self._waiting.remove(state)
+        else:
+            del self._running[state.sequence.id]
+            self._release(state)
+        return delta
+
+    def _release(self, state: RequestState) -> None:
+        """Give a sequence back with all it holds that belongs to the request: nothing after a stop."""
+        keep = min(state.computed, state.history.size)
+        reusable = ReusablePrefix(state.layout(keep)) if self.config.reuse_prefixes else None
+        self.pool.release(_sequence(state), reusable)
+        self._forget_memory(state)
+
+    @staticmethod
+    def _forget_memory(state: RequestState) -> None:
+        state.sequence = None
+        state.computed = state.promised = 0
+
+    # --- failed steps ----------------------------------------------------------
+
+    def _recover(self, plan: StepPlan, failure: StepFailure, now: float) -> list[OutputDelta]:
+        """Rebuild everyone in a failed step from their tokens, one at a time; who fails alone again gets the error."""
+        touched = _touched(plan)
+        states = [self._running[key] for key in touched if key in self._running]
+        culprit = states[0] if len(states) == 1 and states[0].is_suspect else None
+        for sequence_id in touched:
+            self.pool.quarantine_idle(sequence_id)
+        for state in reversed(states):
+            del self._running[_sequence(state).id]
+            self.pool.quarantine(_sequence(state))
+            self._forget_memory(state)
+            state.is_suspect = True
+            self._waiting.appendleft(state)
+        if culprit is None:
+            return []
+        error = StepFailedError(f"{failure.kind.value}: {failure.message}")
+        return [self._finish(culprit, culprit.delta("", (), None, FinishReason.ERROR, now, error))]
+
+    # --- looking in ----------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the scheduler, the pool and the requests contradict each other."""
+        self.pool.check_integrity()
+        assert len(self._requests) == len(self._running) + len(self._waiting)
+        for sequence_id, state in self._running.items():
+            assert _sequence(state).id == sequence_id
+            assert state.computed == self.pool.target_cells.held(sequence_id)
+            assert state.remaining >= 1, f"{state!r} has nothing left to compute"
+            assert self.pool.draft_cells.held(sequence_id) <= state.history.size
+        for state in self._waiting:
+            assert state.sequence is None
+            assert state.computed == 0
+
+    def __repr__(self) -> str:
+        return f"Scheduler({len(self._running)} running, {len(self._waiting)} waiting, {self.pool!r})"
+
+
+def _sequence(state: RequestState) -> Sequence:
+    assert state.sequence is not None, f"{state!r} is not running"
+    return state.sequence
+
+
+def _is_ready(state: RequestState) -> bool:
+    """One text token behind: a decode row."""
+    return state.history.size - state.computed == 1 and (not state.has_media or state.next_media() is None)
+
+
+def _touched(plan: StepPlan) -> list[int]:
+    """Sequences whose memory a failed step leaves unknown, each once, in order."""
+    ids = [
+        operation.target_id if isinstance(operation, ForkSequence) else operation.sequence_id
+        for operation in plan.operations
+    ]
+    ids += [fill.sequence_id for fill in plan.draft_fills]
+    return list(dict.fromkeys([*ids, *plan.sequence_ids()]))
