@@ -1,0 +1,243 @@
+"""A model's context: its KV memory, decoding into it, and the logits that come out."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp
+from numpy.typing import NDArray
+
+from forerun.core.step import FailureKind
+from forerun.errors import EngineError, ModelLoadError
+from forerun.native.batch import Batch
+from forerun.native.environment import usable_cpus
+from forerun.native.log import native_log
+from forerun.native.model import LlamaModel
+
+CACHE_TYPES: dict[str, int] = {
+    "f32": llama_cpp.GGML_TYPE_F32,
+    "f16": llama_cpp.GGML_TYPE_F16,
+    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
+    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+}
+"""Number formats of the KV memory, by llama.cpp's names."""
+
+_DECODE_FAILURES = {1: FailureKind.NO_ROOM, 2: FailureKind.ABORTED}
+
+# The binding's llama_get_logits returns a ctypes pointer, slow to turn into an array; its address is enough.
+_logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+    ctypes.cast(llama_cpp.llama_get_logits, ctypes.c_void_p).value or 0
+)
+
+
+class NativeStepError(EngineError):
+    """A native call failed in a way that a step reports; `kind` says how."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    """How a context is made. The KV memory is always unified: one pool of cells, and forks share cells."""
+
+    n_ctx: int
+    """Cells, in tokens, all sequences together. llama.cpp rounds it up; `LlamaContext.n_ctx` is what it became."""
+    n_batch: int = 512
+    """Most rows of one decode."""
+    n_ubatch: int = 512
+    """Most rows computed at a time; larger needs more memory."""
+    n_seq_max: int = 64
+    """Sequence ids, at most 256."""
+    n_threads: int = field(default_factory=usable_cpus)
+    """CPU threads for decodes of one row."""
+    n_threads_batch: int = field(default_factory=usable_cpus)
+    """CPU threads for decodes of several rows."""
+    flash_attention: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    """A key of CACHE_TYPES."""
+    offload_kqv: bool = True
+    """Keep the KV memory on the GPU if there is one."""
+
+    def native(self) -> Any:
+        """As llama_context_params. Raises KeyError for an unknown cache type."""
+        params = llama_cpp.llama_context_default_params()
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "offload_kqv"):
+            setattr(params, name, getattr(self, name))
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if self.flash_attention
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.type_k = CACHE_TYPES[self.type_k]
+        params.type_v = CACHE_TYPES[self.type_v]
+        params.kv_unified = True
+        params.no_perf = True
+        return params
+
+
+class LlamaContext:
+    """One context of a model. Used by one thread, except for `request_abort`.
+
+    Memory operations take a sequence id below `params.n_seq_max` and positions in the sequence. Raises ModelLoadError
+    where the context cannot be made (memory, parameters).
+    """
+
+    def __init__(self, model: LlamaModel, params: ContextParams) -> None:
+        self.model = model
+        self.params = params
+        mark = native_log.mark()
+        self._handle: int = llama_cpp.llama_init_from_model(model.handle, params.native())
+        if not self._handle:
+            reasons = "; ".join(native_log.errors_since(mark)) or "llama.cpp gave no reason"
+            raise ModelLoadError(f"{model.path}: no context of {params.n_ctx} tokens could be made: {reasons}")
+        # The finalizer holds the model: it must not be freed before its contexts.
+        self._free = weakref.finalize(self, _free_context, self._handle, model)
+        self._memory: int = llama_cpp.llama_get_memory(self._handle)
+        self.n_ctx: int = llama_cpp.llama_n_ctx(self._handle)
+        self.n_batch: int = llama_cpp.llama_n_batch(self._handle)
+        self._n_vocab = model.vocabulary.size
+        self._n_outputs = 0
+        self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._abort_flag = ctypes.create_string_buffer(2)
+        llama_cpp.llama_set_abort_callback(self._handle, _STRLEN, ctypes.addressof(self._abort_flag))
+
+    # --- decoding ---
+
+    def decode(self, batch: Batch) -> None:
+        """Evaluate a batch (1 to n_batch rows).
+
+        Raises NativeStepError: NO_ROOM leaves the memory as it was; ABORTED and FAILED leave what was computed before,
+        so every sequence of the batch may hold some of its rows or none.
+        """
+        if not 0 < batch.rows <= self.n_batch:  # native code would end the process
+            raise ValueError(f"a decode takes 1 to {self.n_batch} rows, got {batch.rows}")
+        self._n_outputs = 0
+        code: int = llama_cpp.llama_decode(self._handle, batch.native)
+        if code == 0:
+            self._n_outputs = batch.outputs
+            return
+        kind = _DECODE_FAILURES.get(code, FailureKind.FAILED)
+        if kind is FailureKind.ABORTED:
+            self._abort_flag[0] = b"\0"
+        raise NativeStepError(kind, f"{kind}: {batch.rows} rows, llama_decode returned {code}")
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits of the last decode's output rows, in order: shape (outputs, vocabulary).
+
+        A writable view of native memory: valid until the next decode.
+        """
+        address: int = _logits_address(self._handle)
+        view = self._views.get((address, self._n_outputs))
+        if view is None:
+            view = self._view(address, self._n_outputs)
+        return view
+
+    def _view(self, address: int, rows: int) -> NDArray[np.float32]:
+        if any(known != address for known, _ in self._views):  # the buffer has moved
+            self._views.clear()
+        buffer = (ctypes.c_float * (rows * self._n_vocab)).from_address(address)
+        view: NDArray[np.float32] = np.ctypeslib.as_array(buffer).reshape(rows, self._n_vocab)
+        self._views[address, rows] = view
+        return view
+
+    def request_abort(self) -> None:
+        """End the running decode, or else the next one, with ABORTED (on a CPU; a GPU finishes it). Any thread."""
+        self._abort_flag[0] = b"\1"
+
+    def cancel_abort(self) -> None:
+        """Take a request to abort back that no decode has met."""
+        self._abort_flag[0] = b"\0"
+
+    # --- memory ---
+
+    def clear_sequence(self, sequence_id: int) -> None:
+        """Forget all of a sequence."""
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
+
+    def truncate_sequence(self, sequence_id: int, position: int) -> bool:
+        """Keep what lies before `position`. False, with nothing changed, where this memory cannot be cut there."""
+        removed: bool = llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, position, -1)
+        return removed
+
+    def copy_sequence(self, source_id: int, target_id: int, stop: int = -1, start: int = 0) -> None:
+        """Let `target_id` share the source's cells at positions in [start, stop); a negative stop is the end."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source_id, target_id, start, stop)
+
+    def pos_min(self, sequence_id: int) -> int:
+        """The first position held, -1 where the sequence is empty."""
+        position: int = llama_cpp.llama_memory_seq_pos_min(self._memory, sequence_id)
+        return position
+
+    def pos_max(self, sequence_id: int) -> int:
+        """The last position held, -1 where the sequence is empty."""
+        position: int = llama_cpp.llama_memory_seq_pos_max(self._memory, sequence_id)
+        return position
+
+    # --- sequence states ---
+
+    def get_sequence_state(self, sequence_id: int, flags: int = 0) -> bytes:
+        """A copy of what a sequence holds, in a format of this model, these parameters and this llama.cpp.
+
+        `flags`: llama.cpp's LLAMA_STATE_SEQ_FLAGS (1: only what cannot be truncated). Raises NativeStepError.
+        """
+        size: int = llama_cpp.llama_state_seq_get_size_ext(self._handle, sequence_id, flags)
+        buffer = np.empty(size, np.uint8)
+        written: int = llama_cpp.llama_state_seq_get_data_ext(
+            self._handle, _bytes_pointer(buffer), size, sequence_id, flags
+        )
+        if written != size or not size:
+            raise NativeStepError(
+                FailureKind.FAILED, f"state of sequence {sequence_id}: {written} of {size} bytes were written"
+            )
+        return buffer.tobytes()
+
+    def set_sequence_state(self, sequence_id: int, state: bytes, flags: int = 0) -> None:
+        """Replace what a sequence holds. Raises NativeStepError; the sequence is then empty."""
+        data = np.frombuffer(state, np.uint8)
+        read: int = llama_cpp.llama_state_seq_set_data_ext(
+            self._handle, _bytes_pointer(data), data.size, sequence_id, flags
+        )
+        if read != data.size or not data.size:
+            self.clear_sequence(sequence_id)  # a failure half-way leaves written cells behind
+            raise NativeStepError(
+                FailureKind.FAILED, f"state of sequence {sequence_id}: {read} of {data.size} bytes were accepted"
+            )
+
+    def close(self) -> None:
+        """Free the context; safe to call twice. No other method, and no logits view, may be used afterwards."""
+        self._free()
+
+    def __repr__(self) -> str:
+        return f"LlamaContext({self.model.path.name}, n_ctx={self.n_ctx}, n_batch={self.n_batch})"
+
+
+def _free_context(handle: int, _model: LlamaModel) -> None:
+    llama_cpp.llama_free(handle)
+
+
+def _bytes_pointer(data: NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def _strlen() -> Any:
+    """C's strlen as llama.cpp's abort callback: over the flag's two bytes it answers 0 or 1.
+
+    The callback runs after every node of the graph, about a thousand times a step: a Python function there, taking the
+    interpreter lock each time, would slow every step by a tenth.
+    """
+    try:
+        library = ctypes.CDLL(None)
+    except TypeError:  # Windows
+        library = ctypes.CDLL("msvcrt")
+    return llama_cpp.ggml_abort_callback(ctypes.cast(library.strlen, ctypes.c_void_p).value or 0)
+
+
+_STRLEN = _strlen()

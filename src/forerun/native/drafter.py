@@ -1,0 +1,184 @@
+"""A draft model: it runs ahead of the target, all sequences together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forerun.core.prompt import Tokens
+from forerun.core.step import DraftFill, DraftRequest
+from forerun.native.batch import Batch
+from forerun.native.context import LlamaContext, NativeStepError
+
+_log = logging.getLogger("forerun.native")
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows for one sequence at consecutive positions; `next` becomes the likeliest token after them, where asked."""
+
+    sequence_id: int
+    tokens: Tokens | Sequence[int]
+    position: int
+    asks_next: bool
+    next: int | None = None
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One request while it is drafted. `run` is what is fed next."""
+
+    request: DraftRequest
+    run: _Run
+    proposals: list[int] = field(default_factory=list)
+
+
+class LlamaDrafter:
+    """Implements core.step.Drafter with a draft model's context, which it owns. Used by the runner's thread.
+
+    The draft's memory holds a dense row of text tokens for each sequence id, the same ids as the target's:
+
+        [ tokens of the request ........ pending | proposals but the last ]
+        0                   held                  held after `propose`
+
+    Nothing a draft model does can fail a step: where its memory is full, or a decode fails, there are fewer proposals.
+    The native memory itself is the record of what is held.
+    """
+
+    name = "draft"
+
+    def __init__(self, context: LlamaContext) -> None:
+        self.context = context
+        self.rows_evaluated = 0
+        """Rows the draft model has computed so far."""
+        self._batch = Batch(context.n_batch)
+        self._end_tokens = context.model.vocabulary.end_tokens
+
+    # --- running ahead ---
+
+    def fill(self, fills: Sequence[DraftFill]) -> None:
+        """Run text through the draft model; what does not fit is missing, and `held` tells."""
+        runs = [
+            _Run(fill.sequence_id, fill.tokens, fill.position, asks_next=False)
+            for fill in fills
+            if self.held(fill.sequence_id) == fill.position
+        ]
+        self._feed(runs)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """Greedy continuations: up to `limit` tokens for each request, fewer at the end of a turn or without room."""
+        drafts = [_draft(request) for request in requests]
+        live = [draft for draft in drafts if self._is_ready(draft.request)]
+        while live:
+            self._feed([draft.run for draft in live])
+            live = [draft for draft in live if self._advance(draft)]
+        return [tuple(draft.proposals) for draft in drafts]
+
+    def settle(self, request: DraftRequest, accepted: int) -> int:
+        """Keep of a request's draft what the target confirmed: its tokens and `accepted` proposals.
+
+        Returns how many tokens the draft's memory then holds.
+        """
+        keep = request.tokens.size + accepted
+        held = self.held(request.sequence_id)
+        if held > keep:
+            self.truncate(request.sequence_id, keep)
+            held = self.held(request.sequence_id)
+        return held
+
+    def _is_ready(self, request: DraftRequest) -> bool:
+        """Whether the memory holds what the request says; where it holds more, the rest is cut."""
+        held = self.held(request.sequence_id)
+        if held > request.held:
+            self.truncate(request.sequence_id, request.held)
+            held = self.held(request.sequence_id)
+        unseen = request.tokens[request.held :]
+        return request.limit > 0 and held == request.held and unseen.size > 0 and int(unseen.min()) >= 0
+
+    def _advance(self, draft: _Draft) -> bool:
+        """Take the token that a run gave; True where the draft goes on."""
+        token = draft.run.next
+        if token is None:
+            return False
+        draft.proposals.append(token)
+        if len(draft.proposals) >= draft.request.limit or token in self._end_tokens:
+            return False
+        position = draft.run.position + len(draft.run.tokens)
+        draft.run = _Run(draft.request.sequence_id, (token,), position, asks_next=True)
+        return True
+
+    # --- evaluation ---
+
+    def _feed(self, runs: Sequence[_Run]) -> None:
+        """Evaluate runs in as few decodes as n_batch allows. After a failed decode the rest is left out."""
+        self._batch.clear()
+        ended: list[_Run] = []
+        try:
+            for run in runs:
+                self._feed_run(run, ended)
+            self._flush(ended)
+        except NativeStepError as error:
+            _log.info("draft model: %s; going on with fewer proposals", error)
+
+    def _feed_run(self, run: _Run, ended: list[_Run]) -> None:
+        batch, start, end = self._batch, 0, len(run.tokens)
+        while start < end:
+            if not batch.room:
+                self._flush(ended)
+            stop = min(end, start + batch.room)
+            asks_next = run.asks_next and stop == end
+            batch.add_run(run.tokens[start:stop], run.position + start, run.sequence_id, last_output=asks_next)
+            if asks_next:
+                ended.append(run)
+            start = stop
+
+    def _flush(self, ended: list[_Run]) -> None:
+        """Decode the batch and give the runs that ended in it their next token."""
+        if not self._batch.rows:
+            return
+        self.context.decode(self._batch)
+        self.rows_evaluated += self._batch.rows
+        for run, token in zip(ended, self._choices(), strict=True):
+            run.next = token
+        ended.clear()
+        self._batch.clear()
+
+    def _choices(self) -> list[int]:
+        """The likeliest token of every output row of the last decode."""
+        choices: list[int] = np.argmax(self.context.logits, axis=1).tolist()
+        return choices
+
+    # --- memory ---
+
+    def held(self, sequence_id: int) -> int:
+        """How many tokens of a sequence the draft's memory holds."""
+        return self.context.pos_max(sequence_id) + 1
+
+    def clear(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        self.context.clear_sequence(sequence_id)
+
+    def truncate(self, sequence_id: int, position: int) -> None:
+        """Keep the tokens before `position`; where this memory cannot be cut there, nothing is kept."""
+        if not self.context.truncate_sequence(sequence_id, position):
+            _log.warning("draft model: sequence %d could not be cut at %d and is cleared", sequence_id, position)
+            self.context.clear_sequence(sequence_id)
+
+    def fork(self, source_id: int, target_id: int, position: int) -> None:
+        """Let the empty sequence `target_id` share what the source holds before `position`."""
+        self.context.copy_sequence(source_id, target_id, position)
+
+    def close(self) -> None:
+        """Free the draft's context; safe to call twice."""
+        self.context.close()
+
+    def __repr__(self) -> str:
+        return f"LlamaDrafter({self.context!r}, {self.rows_evaluated} rows evaluated)"
+
+
+def _draft(request: DraftRequest) -> _Draft:
+    unseen = request.tokens[request.held :]
+    return _Draft(request, _Run(request.sequence_id, unseen, request.held, asks_next=True))

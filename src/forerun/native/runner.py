@@ -1,0 +1,174 @@
+"""Performs step plans on llama.cpp: the one place where decisions become effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verified, verify
+from forerun.core.step import (
+    ClearSequence,
+    DraftRequest,
+    FailureKind,
+    ForkSequence,
+    KvOperation,
+    MediaRows,
+    PrefillRows,
+    SequenceResult,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    TruncateSequence,
+)
+from forerun.native.batch import Batch
+from forerun.native.context import LlamaContext, NativeStepError
+from forerun.native.drafter import LlamaDrafter
+
+
+class LlamaRunner:
+    """Implements core.step.Runner on a target context and, with a draft model, its drafter. Owns both.
+
+    Called by one thread. The model must be dense (`LlamaModel.truncates_anywhere`): where a memory cannot be cut, the
+    step fails.
+    """
+
+    def __init__(self, context: LlamaContext, drafter: LlamaDrafter | None = None) -> None:
+        self.context = context
+        self.drafter = drafter
+        self._batch = Batch(context.n_batch)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Do what the plan says; see core.step. Raises ValueError for a plan that no scheduler should make: one that
+        does not fit a batch, or that asks for drafts where there is no draft model."""
+        start = perf_counter()
+        try:
+            sequences = self._perform(plan)
+        except NativeStepError as error:
+            return StepResult(perf_counter() - start, failure=StepFailure(error.kind, str(error)))
+        except BrokenLogitsError as error:
+            return StepResult(perf_counter() - start, failure=StepFailure(FailureKind.FAILED, str(error)))
+        return StepResult(perf_counter() - start, sequences)
+
+    def _perform(self, plan: StepPlan) -> dict[int, SequenceResult]:
+        for operation in plan.operations:
+            self._apply(operation)
+        proposals = self._run_draft(plan) if plan.draft_fills or plan.draft_requests else {}
+        if not (plan.decode or plan.prefill):
+            return {}
+        drafts = [proposals.get(row.sequence_id, row.drafts) for row in plan.decode]
+        self._fill_batch(plan, drafts)
+        self.context.decode(self._batch)
+        results = dict(self._verify(plan, drafts))
+        if plan.draft_requests:
+            self._settle_draft(plan.draft_requests, results)
+        return results
+
+    # --- memory operations ---
+
+    def _apply(self, operation: KvOperation) -> None:
+        match operation:
+            case ClearSequence(sequence_id):
+                self.context.clear_sequence(sequence_id)
+                if self.drafter is not None:
+                    self.drafter.clear(sequence_id)
+            case TruncateSequence(sequence_id, position):
+                self._cut(sequence_id, position.target)
+                if self.drafter is not None:
+                    self.drafter.truncate(sequence_id, position.draft)
+            case ForkSequence(source_id, target_id, position):
+                self.context.copy_sequence(source_id, target_id, position.target)
+                held = self.context.pos_max(target_id) + 1
+                if held != position.target:
+                    raise NativeStepError(
+                        FailureKind.FAILED,
+                        f"fork of {source_id} at {position.target}: {target_id} holds {held} positions",
+                    )
+                if self.drafter is not None:
+                    self.drafter.fork(source_id, target_id, position.draft)
+
+    def _cut(self, sequence_id: int, position: int) -> None:
+        if not self.context.truncate_sequence(sequence_id, position):
+            raise NativeStepError(
+                FailureKind.FAILED, f"the memory of sequence {sequence_id} cannot be cut at position {position}"
+            )
+
+    # --- drafting ---
+
+    def _run_draft(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+        """What the draft model proposes, by sequence id."""
+        if self.drafter is None:
+            raise ValueError("the plan asks for drafts, but there is no draft model")
+        self.drafter.fill(plan.draft_fills)
+        requests = plan.draft_requests
+        ids = [request.sequence_id for request in requests]
+        return dict(zip(ids, self.drafter.propose(requests), strict=True))
+
+    def _settle_draft(self, requests: tuple[DraftRequest, ...], results: dict[int, SequenceResult]) -> None:
+        """Cut rejected tokens from the draft's memory and report what it holds."""
+        if self.drafter is None:
+            return
+        for request in requests:
+            result = results[request.sequence_id]
+            held = self.drafter.settle(request, result.accepted)
+            results[request.sequence_id] = SequenceResult(
+                result.tokens, result.drafted, result.accepted, held, result.logprobs
+            )
+
+    # --- the target's rows ---
+
+    def _fill_batch(self, plan: StepPlan, drafts: list[tuple[int, ...]]) -> None:
+        """Decode rows first, each followed by its drafts; then prefill runs."""
+        batch = self._batch
+        batch.clear()
+        needed = len(plan.decode) + sum(map(len, drafts)) + _prefill_rows(plan)
+        if needed > batch.capacity:
+            raise ValueError(f"the plan has {needed} rows, a batch holds {batch.capacity}")
+        for row, proposed in zip(plan.decode, drafts, strict=True):
+            batch.add_row(row.token, row.position, row.sequence_id)
+            for offset, token in enumerate(proposed, 1):
+                batch.add_row(token, row.position + offset, row.sequence_id)
+        for run in plan.prefill:
+            if isinstance(run, MediaRows):
+                raise NativeStepError(FailureKind.FAILED, "this runner does not evaluate media")
+            batch.add_run(run.tokens, run.position, run.sequence_id, last_output=run.sampling is not None)
+
+    def _verify(self, plan: StepPlan, drafts: list[tuple[int, ...]]) -> Iterator[tuple[int, SequenceResult]]:
+        """Choose tokens from the logits, and cut the rows that were not confirmed."""
+        logits = self.context.logits
+        first = 0
+        for row, proposed in zip(plan.decode, drafts, strict=True):
+            rows = 1 + len(proposed)
+            verified = verify(logits[first : first + rows], proposed, row.sampling, row.max_tokens)
+            first += rows
+            # The pending token and all new tokens but the last stay; nothing is cut where everything was confirmed.
+            if len(verified.tokens) < rows:
+                self._cut(row.sequence_id, row.position + len(verified.tokens))
+            yield row.sequence_id, _result(verified, len(proposed))
+        for run in plan.prefill:
+            if run.sampling is not None:
+                yield run.sequence_id, _result(_first_token(logits[first : first + 1], run.sampling), 0)
+                first += 1
+
+    def close(self) -> None:
+        """Free both contexts (not their models); safe to call twice."""
+        if self.drafter is not None:
+            self.drafter.close()
+        self.context.close()
+
+    def __repr__(self) -> str:
+        return f"LlamaRunner({self.context!r}, drafter={self.drafter!r})"
+
+
+def _prefill_rows(plan: StepPlan) -> int:
+    return sum(len(run.tokens) for run in plan.prefill if isinstance(run, PrefillRows))
+
+
+def _first_token(rows: NDArray[np.float32], sampling: SamplingContext) -> Verified:
+    return verify(rows, (), sampling, 1)
+
+
+def _result(verified: Verified, drafted: int) -> SequenceResult:
+    return SequenceResult(verified.tokens, drafted, verified.accepted, logprobs=verified.logprobs)
