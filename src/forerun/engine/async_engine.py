@@ -1,0 +1,177 @@
+"""The engine for asyncio: async iterators of outputs, one wake-up of the event loop a step."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+from weakref import WeakKeyDictionary
+
+from forerun.core.request import OutputDelta
+from forerun.core.scheduler import SchedulerStats
+from forerun.engine.front_end import FrontEnd
+from forerun.engine.intake import Batch, Conversations, Params, Prompts
+from forerun.engine.output import Output, OutputAssembly
+from forerun.engine.parts import EngineParts
+from forerun.errors import EngineClosedError
+
+
+class EventLoopSink:
+    """Hands deltas to one event loop: a single call_soon_threadsafe a step, however many requests it serves."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._mailboxes: dict[str, asyncio.Queue[OutputDelta]] = {}
+
+    def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
+        """Called by the engine thread. False once the event loop is closed."""
+        loop = self._loop()
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(self._sort, deltas)
+        except RuntimeError:
+            return False
+        return True
+
+    def _sort(self, deltas: Sequence[OutputDelta]) -> None:
+        for delta in deltas:
+            find = self._mailboxes.get if delta.finish_reason is None else self._mailboxes.pop
+            mailbox = find(delta.request_id, None)
+            if mailbox is not None:
+                mailbox.put_nowait(delta)
+
+    def open(self, request_ids: Iterable[str]) -> asyncio.Queue[OutputDelta]:
+        """A mailbox for the deltas of these requests."""
+        mailbox: asyncio.Queue[OutputDelta] = asyncio.Queue()
+        self._mailboxes.update(dict.fromkeys(request_ids, mailbox))
+        return mailbox
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop what still comes for these requests. Safe from any thread, since iterators are collected on any."""
+        for request_id in request_ids:
+            self._mailboxes.pop(request_id, None)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._mailboxes)
+
+
+class AsyncioEngine(FrontEnd):
+    """As the blocking engine, for tasks: iterators are async, and cancelling the task cancels the call.
+
+    Not tied to one event loop. A call begins when its iterator is first awaited.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self._sinks: WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopSink] = WeakKeyDictionary()
+
+    def generate(self, prompts: Prompts, params: Params = None) -> AsyncOutputIterator:
+        """One finished Output a prompt, each as soon as it is finished; errors as in Engine.generate."""
+        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params), incremental=False)
+
+    def stream(self, prompts: Prompts, params: Params = None) -> AsyncOutputIterator:
+        """New text and tokens as they come. The last Output of each prompt has `finish_reason` and `usage`."""
+        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params), incremental=True)
+
+    def chat(self, messages: Conversations, params: Params = None) -> AsyncOutputIterator:
+        """Like `generate`, for a conversation (or several) through the model's chat template."""
+        build = functools.partial(self._intake.conversations, messages, params)
+        return AsyncOutputIterator(self, build, incremental=False)
+
+    def submit(self, batch: Batch) -> tuple[EventLoopSink, asyncio.Queue[OutputDelta]]:
+        """Queue a batch; its deltas come to the mailbox, on the running event loop."""
+        loop = asyncio.get_running_loop()
+        sink = self._sinks.setdefault(loop, EventLoopSink(loop))
+        mailbox = sink.open(batch.indexes)
+        try:
+            self._worker.submit(batch.requests, sink)
+        except EngineClosedError:
+            sink.forget(batch.indexes)
+            raise
+        return sink, mailbox
+
+    async def stats(self) -> SchedulerStats:
+        """Counts of requests, sequences and cells, taken between two steps."""
+        return await asyncio.wrap_future(self._worker.stats())
+
+    async def close(self) -> None:
+        """End open requests with EngineClosedError, free the model. Safe to call again."""
+        await asyncio.to_thread(self._worker.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncOutputIterator(AsyncIterator[Output]):
+    """The outputs of one call. Used by one task; closing, cancelling or dropping it cancels what is still open."""
+
+    def __init__(self, engine: AsyncioEngine, build: Callable[[], Batch], *, incremental: bool) -> None:
+        self._engine = engine
+        self._build: Callable[[], Batch] | None = build
+        self._incremental = incremental
+        self._assembly = OutputAssembly({}, incremental=incremental)
+        self._ready: deque[Output] = deque()
+        self._raises = False
+        self._sink: EventLoopSink | None = None
+        self._mailbox: asyncio.Queue[OutputDelta] = asyncio.Queue()
+
+    async def __anext__(self) -> Output:
+        try:
+            output = await self._next()
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+        if self._raises and output.error is not None:
+            raise output.error
+        return output
+
+    async def _next(self) -> Output:
+        if self._build is not None:
+            build, self._build = self._build, None
+            self._begin(await asyncio.to_thread(build))
+        while not self._ready:
+            if self._assembly.is_done:
+                raise StopAsyncIteration
+            self._ready.extend(self._assembly.take([await self._mailbox.get()]))
+        return self._ready.popleft()
+
+    def _begin(self, batch: Batch) -> None:
+        self._raises = batch.size == 1
+        self._ready.extend(batch.refused)
+        self._sink, self._mailbox = self._engine.submit(batch)
+        self._assembly = OutputAssembly(batch.indexes, incremental=self._incremental)
+
+    async def aclose(self) -> None:
+        """Cancel what is still open; the iterator is then exhausted. Safe to call again, and never waits."""
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self._build = None
+        open_ids = self._assembly.open_ids
+        if self._sink is not None and open_ids:
+            self._sink.forget(open_ids)
+            self._engine.abort(open_ids)
+        self._assembly.forget_open()
+        self._ready.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abandon()
+
+    def __del__(self) -> None:
+        self._abandon()

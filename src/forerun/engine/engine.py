@@ -1,0 +1,94 @@
+"""The engine for ordinary, blocking code: iterators of outputs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from forerun.core.scheduler import SchedulerStats
+from forerun.engine.front_end import FrontEnd
+from forerun.engine.intake import Batch, Conversations, Params, Prompts
+from forerun.engine.output import Output, OutputAssembly
+from forerun.engine.worker import QueueSink
+
+
+class BlockingEngine(FrontEnd):
+    """Serves any number of threads; each call returns an iterator of its own. Closing the iterator cancels the call."""
+
+    def generate(self, prompts: Prompts, params: Params = None) -> OutputIterator:
+        """One finished Output a prompt, each as soon as it is finished: `index` says whose it is.
+
+        `prompts`: text, token ids, a PromptLayout, or a list of those; `params`: for all, or one for each. With one
+        prompt its error is raised; among several it is the `error` of that prompt's output and the others are served.
+        """
+        return self._start(self._intake.prompts(prompts, params), incremental=False)
+
+    def stream(self, prompts: Prompts, params: Params = None) -> OutputIterator:
+        """New text and tokens as they come. The last Output of each prompt has `finish_reason` and `usage`."""
+        return self._start(self._intake.prompts(prompts, params), incremental=True)
+
+    def chat(self, messages: Conversations, params: Params = None) -> OutputIterator:
+        """Like `generate`, for a conversation (or several) through the model's chat template."""
+        return self._start(self._intake.conversations(messages, params), incremental=False)
+
+    def _start(self, batch: Batch, *, incremental: bool) -> OutputIterator:
+        sink = QueueSink()
+        self._worker.submit(batch.requests, sink)
+        return OutputIterator(self, batch, sink, incremental=incremental)
+
+    def stats(self) -> SchedulerStats:
+        """Counts of requests, sequences and cells, taken between two steps."""
+        return self._worker.stats().result()
+
+    def close(self) -> None:
+        """End open requests with EngineClosedError, free the model. Safe to call again."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class OutputIterator(Iterator[Output]):
+    """The outputs of one call. Used by one thread; closing or dropping it cancels what is still open."""
+
+    def __init__(self, engine: BlockingEngine, batch: Batch, sink: QueueSink, *, incremental: bool) -> None:
+        self._engine = engine
+        self._sink = sink
+        self._ready = deque(batch.refused)
+        self._assembly = OutputAssembly(batch.indexes, incremental=incremental)
+        self._raises = batch.size == 1
+
+    def __next__(self) -> Output:
+        while not self._ready:
+            if self._assembly.is_done:
+                raise StopIteration
+            self._ready.extend(self._assembly.take(self._sink.wait()))
+        output = self._ready.popleft()
+        if self._raises and output.error is not None:
+            raise output.error
+        return output
+
+    def close(self) -> None:
+        """Cancel what is still open; the iterator is then exhausted. Safe to call again, and never waits."""
+        if not self._assembly.is_done:
+            self._engine.abort(self._assembly.open_ids)
+        self._assembly.forget_open()
+        self._ready.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

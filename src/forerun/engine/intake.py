@@ -1,0 +1,144 @@
+"""From what callers pass to requests: prompts sorted out, text tokenised, parameters paired, seeds drawn."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.core.prompt import PromptLayout
+from forerun.core.request import Request, SamplingParams
+from forerun.engine.output import Output, refusal
+from forerun.engine.parts import ChatRenderer, Message
+from forerun.engine.tokenizer import Tokenizer, check_unicode
+from forerun.errors import EngineClosedError, ForerunError, InvalidRequestError
+
+Prompt: TypeAlias = str | Sequence[int] | NDArray[np.int32] | PromptLayout
+"""Text, token ids, or a whole layout."""
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+Conversation: TypeAlias = Sequence[Message]
+Conversations: TypeAlias = Conversation | Sequence[Conversation]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One call: the requests to submit, and those refused before the engine saw them."""
+
+    size: int
+    requests: tuple[Request, ...]
+    indexes: dict[str, int]
+    refused: tuple[Output, ...]
+
+
+class Intake:
+    """Builds requests. Any thread; holds nothing of a request once it is built."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatRenderer | None, clock: Callable[[], float]) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._clock = clock
+        self._prefix = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    def prompts(self, prompts: Prompts, params: Params) -> Batch:
+        """The requests of `generate` and `stream`. A prompt that cannot be used is among the refused."""
+        return self._batch(as_prompts(prompts), params, self.layout)
+
+    def conversations(self, conversations: Conversations, params: Params) -> Batch:
+        """The requests of `chat`."""
+        return self._batch(as_conversations(conversations), params, self.chat_layout)
+
+    def layout(self, prompt: Prompt) -> PromptLayout:
+        """One prompt, tokenised where it is text. Raises InvalidRequestError."""
+        if isinstance(prompt, PromptLayout):
+            return prompt
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidRequestError("prompt", "is empty; give at least one token")
+            return PromptLayout.of_text(self._tokenizer.tokenize(prompt))
+        try:
+            return PromptLayout.of_text(prompt)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidRequestError("prompt", str(error)) from error
+
+    def chat_text(self, messages: Conversation) -> str:
+        """A conversation through the model's chat template, ready for the answer. Raises InvalidRequestError."""
+        if self._template is None:
+            raise InvalidRequestError("messages", "the model has no chat template; pass a prompt instead")
+        text = self._template.render(messages, add_generation_prompt=True)
+        check_unicode(text)
+        return text
+
+    def chat_layout(self, messages: Conversation) -> PromptLayout:
+        return self.layout(self.chat_text(messages))
+
+    def _batch(self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout]) -> Batch:
+        arrival = self._clock()
+        requests: list[Request] = []
+        indexes: dict[str, int] = {}
+        refused: list[Output] = []
+        for index, (item, own) in enumerate(zip(items, paired(params, len(items)), strict=True)):
+            request_id = f"{self._prefix}-{next(self._numbers)}"
+            try:
+                request = Request(id=request_id, prompt=layout(item), params=seeded(own), arrival=arrival)
+            except EngineClosedError:
+                raise
+            except ForerunError as error:
+                refused.append(refusal(index, request_id, error))
+                continue
+            requests.append(request)
+            indexes[request_id] = index
+        return Batch(len(items), tuple(requests), indexes, tuple(refused))
+
+
+def as_prompts(prompts: Prompts) -> Sequence[Prompt]:
+    """A row of prompts, whether one came or several."""
+    if isinstance(prompts, str | PromptLayout | np.ndarray):
+        return [prompts]
+    items = _as_sequence("prompts", prompts)
+    if items and isinstance(items[0], Integral):
+        return [items]
+    return items
+
+
+def as_conversations(conversations: Conversations) -> Sequence[Conversation]:
+    """A row of conversations, whether one came or several."""
+    items = _as_sequence("messages", conversations)
+    if not items:
+        raise InvalidRequestError("messages", "are empty; give at least one message")
+    if isinstance(items[0], Sequence):
+        return items
+    return [items]
+
+
+def _as_sequence(field: str, value: object) -> Sequence[Any]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise InvalidRequestError(field, f"must be a list, got {type(value).__name__}")
+    return value
+
+
+def paired(params: Params, count: int) -> Iterable[SamplingParams]:
+    """Parameters for each of `count` prompts. Raises InvalidRequestError where their numbers differ."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return itertools.repeat(params, count)
+    each = _as_sequence("params", params)
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise InvalidRequestError("params", "must be SamplingParams, or a list of one for each prompt")
+    if len(each) != count:
+        raise InvalidRequestError("params", f"{len(each)} given for {count} prompts; give one, or one each")
+    return each
+
+
+def seeded(params: SamplingParams) -> SamplingParams:
+    """Parameters with their seed drawn: the core has no randomness of its own."""
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(64))

@@ -1,0 +1,98 @@
+"""What callers receive: one kind of value, whole (`generate`) or piece by piece (`stream`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forerun.core.request import FinishReason, OutputDelta, TokenLogprobs, Usage
+from forerun.errors import ForerunError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """An answer, or the next piece of one.
+
+    From `generate` and `chat` it is a whole answer. From `stream` it is what one step added: `text` and `token_ids` are
+    new, and only the last piece of a request carries `finish_reason` and `usage`.
+    """
+
+    index: int
+    """Which of the call's prompts this answers."""
+    request_id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One entry a token, where SamplingParams.logprobs asked for them."""
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    error: ForerunError | None = None
+    """Why the request failed, with finish reason ERROR."""
+
+
+def refusal(index: int, request_id: str, error: ForerunError) -> Output:
+    """The output of a request that failed before the engine saw it."""
+    return Output(index=index, request_id=request_id, finish_reason=FinishReason.ERROR, error=error)
+
+
+class OutputAssembly:
+    """Turns the deltas of one call's requests into outputs. Used by the thread that consumes them.
+
+    `open_ids` are the requests whose last delta has not come: what is left to wait for, or to abort.
+    """
+
+    __slots__ = ("_held", "_incremental", "_indexes")
+
+    def __init__(self, indexes: Mapping[str, int], *, incremental: bool) -> None:
+        self._indexes = dict(indexes)
+        self._incremental = incremental
+        self._held: dict[str, list[OutputDelta]] = {}
+
+    @property
+    def open_ids(self) -> tuple[str, ...]:
+        return tuple(self._indexes)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._indexes
+
+    def forget_open(self) -> None:
+        """Nothing more is awaited."""
+        self._indexes.clear()
+        self._held.clear()
+
+    def take(self, deltas: Iterable[OutputDelta]) -> list[Output]:
+        """The outputs that these deltas complete (or are, when incremental)."""
+        outputs = (self._take(delta) for delta in deltas)
+        return [output for output in outputs if output is not None]
+
+    def _take(self, delta: OutputDelta) -> Output | None:
+        request_id = delta.request_id
+        index = self._indexes.get(request_id)
+        if index is None:
+            return None
+        ends = delta.finish_reason is not None
+        if ends:
+            del self._indexes[request_id]
+        if self._incremental:
+            return _joined(index, [delta])
+        if not ends:
+            self._held.setdefault(request_id, []).append(delta)
+            return None
+        return _joined(index, [*self._held.pop(request_id, ()), delta])
+
+
+def _joined(index: int, deltas: Sequence[OutputDelta]) -> Output:
+    last = deltas[-1]
+    logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    reported = any(delta.logprobs is not None for delta in deltas)
+    return Output(
+        index=index,
+        request_id=last.request_id,
+        text="".join([delta.text for delta in deltas]),
+        token_ids=tuple([token for delta in deltas for token in delta.tokens]),
+        logprobs=tuple(logprobs) if reported else None,
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        error=last.error,
+    )

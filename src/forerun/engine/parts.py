@@ -1,0 +1,61 @@
+"""What an engine is made of, as the composition hands it over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from forerun.core.prompt import Tokens
+from forerun.core.scheduler import Scheduler
+from forerun.core.step import Runner, Vocabulary
+
+Message: TypeAlias = Mapping[str, Any]
+"""One message of a conversation, as chat templates expect it: at least `role` and `content`."""
+
+
+class TextVocabulary(Vocabulary, Protocol):
+    """A vocabulary that also turns text into tokens."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
+        """Token ids of `text`. `add_special`: what the model wants around it; `parse_special`: control tokens too."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """How a template writes a token, control tokens included."""
+        ...
+
+    @property
+    def bos(self) -> int:
+        """The token that starts a text, -1 where the model has none."""
+        ...
+
+
+class ChatRenderer(Protocol):
+    """A model's chat template."""
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as the model was trained to read it. Raises InvalidRequestError where it cannot be."""
+        ...
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """Everything one engine owns. The engine's thread takes scheduler and runner over and frees all with `dispose`."""
+
+    scheduler: Scheduler
+    runner: Runner
+    vocabulary: TextVocabulary
+    chat_template: ChatRenderer | None = None
+    model_name: str = "model"
+    n_ctx: int
+    """KV cells of the target: no prompt and its answer can be longer."""
+    dispose: Callable[[], None] = _nothing
+    clock: Callable[[], float] = time.monotonic
+    checks_integrity: bool = False
+    """Check every owner's bookkeeping whenever the engine goes idle."""

@@ -1,0 +1,58 @@
+"""Text to tokens on any thread, for as long as the model is loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from forerun.core.prompt import Tokens
+from forerun.engine.parts import TextVocabulary
+from forerun.errors import EngineClosedError, InvalidRequestError
+
+
+class Tokenizer:
+    """Guards the vocabulary, which is native memory: the engine thread frees it only while nobody is inside."""
+
+    def __init__(self, vocabulary: TextVocabulary) -> None:
+        self._vocabulary: TextVocabulary | None = vocabulary
+        self._in_use = threading.Lock()
+        self._bos_text = "" if vocabulary.bos < 0 else vocabulary.token_text(vocabulary.bos)
+        self.end_tokens = vocabulary.end_tokens
+
+    def tokenize(self, text: str) -> Tokens:
+        """A whole prompt, with what the model wants before it unless the text brings it (rendered templates may)."""
+        brings_start = bool(self._bos_text) and text.startswith(self._bos_text)
+        return self._tokenize(text, add_special=not brings_start)
+
+    def tokenize_continuation(self, text: str) -> Tokens:
+        """Text that follows other text."""
+        return self._tokenize(text, add_special=False)
+
+    def _tokenize(self, text: str, *, add_special: bool) -> Tokens:
+        check_unicode(text)
+        with self._in_use:
+            return self._alive().tokenize(text, add_special=add_special, parse_special=True)
+
+    def bytes_of(self, tokens: Iterable[int]) -> bytes:
+        """The bytes that tokens add to the text."""
+        with self._in_use:
+            vocabulary = self._alive()
+            return b"".join([vocabulary.piece(token) for token in tokens])
+
+    def _alive(self) -> TextVocabulary:
+        if self._vocabulary is None:
+            raise EngineClosedError("the engine was closed")
+        return self._vocabulary
+
+    def retire(self) -> None:
+        """Wait for users to leave and let nobody in again."""
+        with self._in_use:
+            self._vocabulary = None
+
+
+def check_unicode(text: str) -> None:
+    """Refuse lone surrogates, which no text holds: they stand for bytes that were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("prompt", f"is not valid Unicode at character {error.start}") from None

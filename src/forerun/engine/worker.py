@@ -1,0 +1,232 @@
+"""The engine thread: owns the loop, takes commands between steps, hands outputs over once a step.
+
+    any thread     submit, abort, ask, close  -> commands ->  [ drain | step | deliver ]  engine thread
+                   sinks                      <- deltas   <-
+
+Everything the loop joins (scheduler, pool, native contexts) is touched by the engine thread alone and freed there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Protocol, TypeAlias
+
+from forerun.core.request import FinishReason, OutputDelta, Request
+from forerun.core.scheduler import SchedulerStats
+from forerun.engine.loop import EngineLoop
+from forerun.errors import EngineClosedError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where the outputs of some requests go. Hashed by identity."""
+
+    def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
+        """Take one step's deltas, without blocking: the engine thread calls. False where nobody listens any more."""
+        ...
+
+
+class QueueSink:
+    """Hands deltas to one waiting thread."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self) -> None:
+        self._steps: SimpleQueue[Sequence[OutputDelta]] = SimpleQueue()
+
+    def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
+        self._steps.put(deltas)
+        return True
+
+    def wait(self) -> Sequence[OutputDelta]:
+        """The next step's deltas."""
+        return self._steps.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Requests that arrive together are admitted together: none of them waits for a step the others are in."""
+
+    requests: tuple[Request, ...]
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskStats:
+    answer: Future[SchedulerStats]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    pass
+
+
+Command: TypeAlias = Submit | Abort | AskStats | Close
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Whether the engine takes requests; if not, why."""
+
+    is_alive: bool
+    reason: str | None = None
+
+
+class EngineWorker:
+    """Runs an EngineLoop on a thread of its own until closed. `dispose` frees what the loop used, on that thread."""
+
+    def __init__(
+        self, loop: EngineLoop, *, dispose: Callable[[], None] = lambda: None, checks_integrity: bool = False
+    ) -> None:
+        self._loop = loop
+        self._dispose = dispose
+        self._checks_integrity = checks_integrity
+        # SimpleQueue.put is reentrant: an iterator's __del__ may send an Abort wherever the collector happens to run.
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._sinks: dict[str, Sink] = {}
+        self._ended: str | None = None
+        self._ending = threading.Lock()
+        # A daemon, since Python waits for other threads before it runs the exit hook that closes a forgotten engine.
+        self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
+        self._thread.start()
+
+    # --- any thread ----------------------------------------------------------
+
+    def now(self) -> float:
+        """The engine clock, in seconds: what Request.arrival is measured in."""
+        return self._loop.clock()
+
+    @property
+    def health(self) -> EngineHealth:
+        return EngineHealth(self._ended is None, self._ended)
+
+    def submit(self, requests: Iterable[Request], sink: Sink) -> None:
+        """Queue requests; deltas and refusals go to `sink`. Raises EngineClosedError once the engine has ended."""
+        self._send(Submit(tuple(requests), sink))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone."""
+        self._commands.put(Abort(tuple(request_ids)))
+
+    def stats(self) -> Future[SchedulerStats]:
+        """The scheduler's counts as they are between two steps. Raises EngineClosedError once the engine has ended."""
+        answer: Future[SchedulerStats] = Future()
+        self._send(AskStats(answer))
+        return answer
+
+    def close(self) -> None:
+        """End open requests with EngineClosedError, free everything, join the thread. Safe to call again."""
+        self._commands.put(Close())
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _send(self, command: Submit | AskStats) -> None:
+        # Without the lock the thread could end between the check and the put, and the caller would wait for ever.
+        with self._ending:
+            if self._ended is not None:
+                raise EngineClosedError(self._ended)
+            self._commands.put(command)
+
+    def __repr__(self) -> str:
+        state = "alive" if self._ended is None else f"ended: {self._ended}"
+        return f"EngineWorker({state}, {len(self._sinks)} open requests)"
+
+    # --- engine thread ----------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the engine was closed"
+        try:
+            while self._drain():
+                self._deliver(self._loop.step())
+        except BaseException as error:
+            logger.exception("the engine thread died with %d open requests", len(self._sinks))
+            reason = f"the engine thread died: {type(error).__name__}: {error}"
+        finally:
+            self._end(reason)
+
+    def _drain(self) -> bool:
+        """Perform what was asked for since the last step; sleep while there is nothing to do. False to close."""
+        commands, scheduler = self._commands, self._loop.scheduler
+        while not (scheduler.has_work and commands.empty()):
+            if self._checks_integrity and commands.empty():
+                scheduler.check_integrity()
+            command = commands.get()
+            if isinstance(command, Close):
+                return False
+            self._perform(command)
+        return True
+
+    def _perform(self, command: Submit | Abort | AskStats) -> None:
+        if isinstance(command, Submit):
+            self._sinks.update((request.id, command.sink) for request in command.requests)
+            self._deliver([refused for request in command.requests if (refused := self._add(request)) is not None])
+        elif isinstance(command, Abort):
+            ended = [self._abort(request_id) for request_id in command.request_ids]
+            self._deliver([delta for delta in ended if delta is not None])
+        elif command.answer.set_running_or_notify_cancel():
+            command.answer.set_result(self._loop.scheduler.stats)
+
+    def _add(self, request: Request) -> OutputDelta | None:
+        try:
+            self._loop.scheduler.add(request)
+        except InvalidRequestError as error:
+            return OutputDelta(request.id, "", (), finish_reason=FinishReason.ERROR, error=error)
+        return None
+
+    def _deliver(self, deltas: Iterable[OutputDelta]) -> None:
+        by_sink: dict[Sink, list[OutputDelta]] = {}
+        for delta in deltas:
+            ends = delta.finish_reason is not None
+            sink = self._sinks.pop(delta.request_id, None) if ends else self._sinks.get(delta.request_id)
+            if sink is not None:
+                by_sink.setdefault(sink, []).append(delta)
+        for sink, own in by_sink.items():
+            if not sink.deliver(own):
+                self._forget(sink)
+
+    def _forget(self, sink: Sink) -> None:
+        for request_id in [request_id for request_id, other in self._sinks.items() if other is sink]:
+            del self._sinks[request_id]
+            self._abort(request_id)
+
+    def _abort(self, request_id: str) -> OutputDelta | None:
+        return self._loop.scheduler.abort(request_id, self._loop.clock())
+
+    def _end(self, reason: str) -> None:
+        with self._ending:
+            self._ended = reason
+        while not self._commands.empty():
+            self._refuse(self._commands.get(), reason)
+        for request_id in list(self._sinks):
+            self._deliver([self._last_delta(request_id, EngineClosedError(reason))])
+        try:
+            self._loop.runner.close()
+            self._dispose()
+        except Exception:
+            logger.exception("the engine could not free everything it held")
+
+    def _refuse(self, command: Command, reason: str) -> None:
+        if isinstance(command, Submit):
+            self._sinks.update((request.id, command.sink) for request in command.requests)
+        elif isinstance(command, AskStats) and command.answer.set_running_or_notify_cancel():
+            command.answer.set_exception(EngineClosedError(reason))
+
+    def _last_delta(self, request_id: str, error: EngineClosedError) -> OutputDelta:
+        try:
+            delta = self._abort(request_id)
+        except Exception:  # after a crash the scheduler may be in any state; its requests are told all the same
+            logger.exception("request %s could not be aborted", request_id)
+            delta = None
+        delta = delta or OutputDelta(request_id, "", ())
+        return replace(delta, finish_reason=FinishReason.ERROR, error=error)
