@@ -34,7 +34,7 @@ class FixedDraftAllocator:
 class NgramDrafter:
     """Proposes what followed the latest earlier occurrence of the last tokens, longest n-gram first.
 
-    Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding) over prompt and output of one request.
+    Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding, over prompt and output of a request.
     """
 
     name = "ngram"

@@ -1,4 +1,4 @@
-"""BatchPlanner: which rows a step holds. Decode first, then prefill in rotating fair quanta until the budget is full."""
+"""BatchPlanner: which rows a step holds. Decode first, then prefill in rotating fair quanta until the step is full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PrefillDemand:
-    """What a sequence could evaluate next: `rows` of text or, where `whole`, a media span, taken as one or not at all."""
+    """What a sequence could evaluate next: `rows` of text, or (`whole`) a media span, taken as one or not at all."""
 
     key: int
     """Identifies the sequence over the steps."""
@@ -20,7 +20,7 @@ class BatchPlanner:
     """Fills one step of at most `max_rows` rows. Remembers only whose turn it is.
 
     Beside live decodes a step takes at most `rows_beside_decode` prefill rows, so that one long prompt does not hold up
-    everybody's next token; alone, prefill takes the whole batch. One prompt gets `quantum` rows before the next one's turn.
+    everybody's next token; alone, prefill takes the whole batch. After `quantum` rows it is another prompt's turn.
     """
 
     def __init__(self, max_rows: int, *, rows_beside_decode: int, quantum: int) -> None:

@@ -80,7 +80,7 @@ class ReusablePrefix:
 
 
 def leave_one_to_evaluate(prompt: PromptLayout, shared: PromptBoundary) -> PromptBoundary:
-    """A full hit steps back one token, since the last one's logits are needed; where media ends it, to before the media."""
+    """A full hit steps back one token, whose logits are needed; where media ends the prompt, to before the media."""
     if shared.logical_tokens < prompt.logical_tokens or not shared.logical_tokens:
         return shared
     before = prompt.boundary_at_or_before(shared.logical_tokens - 1)

@@ -27,7 +27,7 @@ _COMPARE_CHUNK = 8192
 
 @dataclass(frozen=True, slots=True)
 class SpeculativePosition:
-    """The same point of a prompt in both memories: a native position of the target, a dense token index of the draft."""
+    """One point of a prompt in both memories: a native position of the target, a dense token index of the draft."""
 
     target: int
     draft: int
@@ -65,7 +65,7 @@ PromptBoundary.START = PromptBoundary(0, 0)
 
 
 def as_tokens(tokens: Iterable[int] | Tokens) -> Tokens:
-    """Token ids as a read-only int32 array; raises ValueError for anything but a row of ids in [0, 2**31)."""
+    """Token ids as a read-only int32 array. Raises ValueError for anything but a flat row of ids in [0, 2**31)."""
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
         array = tokens
     else:

@@ -1,8 +1,7 @@
 """Choosing tokens from logits, and verifying drafted ones.
 
-Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens so
-far and (seed, index of the output token). So a rejected draft, a retried step or a request that is resumed elsewhere has
-nothing to roll back, and the same seed gives the same answer whatever was batched or drafted beside it.
+Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens
+so far and (seed, index of the output token). So a rejected draft, a retried step or a resumed request has nothing to roll back, and the same seed gives the same answer whatever was batched or drafted beside it.
 
 Order of application and each filter's rule are those of llama.cpp (common/sampling.cpp, src/llama-sampler.cpp):
 logit bias, penalties, top_k, typical_p, top_p, min_p, temperature.

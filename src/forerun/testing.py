@@ -1,0 +1,374 @@
+"""A deterministic model with real KV semantics, and the naive oracle to compare any schedule with.
+
+FakeRunner keeps cells the way llama.cpp does: positions in a sequence are consecutive, forks share cells, room is
+finite, a failed decode leaves garbage behind. What it says next is a hash of the very cells a sequence holds, so any
+fault in the bookkeeping (a stale cell, a wrong position, a missing token) changes the answer, and there is no rounding:
+answers must be equal to the oracle's, always.
+
+    scheduler = Scheduler(SchedulerConfig(n_ctx=64, max_num_seqs=4), vocabulary := FakeVocabulary())
+    runner = FakeRunner(n_ctx=64)
+    scheduler.add(request)
+    while scheduler.has_work:
+        plan = scheduler.schedule(now=0.0)
+        for delta in scheduler.update(plan, runner.execute(plan)):
+            ...
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.core.history import TokenHistory
+from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.request import FinishReason, SamplingParams
+from forerun.core.sampling import BrokenLogitsError, SamplingContext, sample, uniform, verify
+from forerun.core.step import (
+    ClearSequence,
+    DecodeRow,
+    DraftRequest,
+    FailureKind,
+    ForkSequence,
+    KvOperation,
+    MediaRows,
+    SequenceResult,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    TruncateSequence,
+    Vocabulary,
+)
+
+_LOGIT_SPREAD = 6.0
+_GARBAGE = 10**6
+
+
+class FakeVocabulary:
+    """A handful of tokens. By default: "a", "b", the end of a turn, and the two bytes of "é"."""
+
+    def __init__(
+        self, pieces: Sequence[bytes] = (b"a", b"b", b"", b"\xc3", b"\xa9"), end_tokens: Iterable[int] = (2,)
+    ) -> None:
+        self._pieces = tuple(pieces)
+        self._end_tokens = frozenset(end_tokens)
+
+    @property
+    def size(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return self._end_tokens
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+
+class ManualClock:
+    """A clock that moves when told to. Call it for the time in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FakeMemoryError(Exception):
+    """What the fake memory refuses; the message says why."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cell:
+    position: int
+    digest: int
+    owners: int = 1
+
+
+class FakeMemory:
+    """KV cells of one context. Sequences hold rows of shared cells, positions consecutive."""
+
+    def __init__(self, capacity: int, *, can_truncate: bool = True) -> None:
+        self.capacity = capacity
+        self.can_truncate = can_truncate
+        self.used = 0
+        self._sequences: dict[int, list[_Cell]] = {}
+        self._ends: dict[int, int] = {}
+
+    def next_position(self, sequence_id: int) -> int:
+        """Native position that must come next: `seq_pos_max + 1`."""
+        return self._ends.get(sequence_id, 0)
+
+    def held(self, sequence_id: int) -> int:
+        """Cells of a sequence."""
+        return len(self._sequences.get(sequence_id, ()))
+
+    def digest(self, sequence_id: int) -> int:
+        """A hash of everything the sequence holds, in order."""
+        cells = self._sequences.get(sequence_id)
+        return cells[-1].digest if cells else 0
+
+    def append(
+        self, sequence_id: int, codes: Iterable[int], position: int, native_positions: int | None = None
+    ) -> None:
+        """Evaluate one token a code, from `position` on; media codes share `native_positions` positions."""
+        codes = list(codes)
+        if position != self.next_position(sequence_id):
+            raise FakeMemoryError(
+                f"sequence {sequence_id} goes on at position {self.next_position(sequence_id)}, not at {position}"
+            )
+        if self.used + len(codes) > self.capacity:
+            raise FakeMemoryError(f"{len(codes)} cells wanted, {self.capacity - self.used} of {self.capacity} free")
+        extent = len(codes) if native_positions is None else native_positions
+        cells = self._sequences.setdefault(sequence_id, [])
+        digest = self.digest(sequence_id)
+        for index, code in enumerate(codes):
+            at = position + min(index, extent - 1)
+            digest = next_digest(digest, code, at)
+            cells.append(_Cell(at, digest))
+        self._ends[sequence_id] = position + extent
+        self.used += len(codes)
+
+    def fork(self, source_id: int, target_id: int, position: int) -> None:
+        """llama_memory_seq_cp of [0, position) into an empty sequence: metadata only."""
+        if self._sequences.get(target_id):
+            raise FakeMemoryError(f"fork into sequence {target_id}, which is not empty")
+        shared = [cell for cell in self._sequences.get(source_id, ()) if cell.position < position]
+        for cell in shared:
+            cell.owners += 1
+        self._sequences[target_id] = shared
+        self._ends[target_id] = min(position, self.next_position(source_id))
+
+    def truncate(self, sequence_id: int, position: int) -> None:
+        """llama_memory_seq_rm of [position, end)."""
+        cells = self._sequences.get(sequence_id, [])
+        if not cells or self.next_position(sequence_id) <= position:
+            return
+        if position and not self.can_truncate:
+            raise FakeMemoryError(f"sequence {sequence_id} cannot be truncated")
+        while cells and cells[-1].position >= position:
+            self._drop(cells.pop())
+        self._ends[sequence_id] = position
+
+    def clear(self, sequence_id: int) -> None:
+        self.truncate(sequence_id, 0)
+
+    def _drop(self, cell: _Cell) -> None:
+        cell.owners -= 1
+        if not cell.owners:
+            self.used -= 1
+
+    def __repr__(self) -> str:
+        held = {key: len(cells) for key, cells in self._sequences.items() if cells}
+        return f"FakeMemory({self.used} of {self.capacity} cells: {held})"
+
+
+def next_digest(digest: int, code: int, position: int) -> int:
+    """Hash of a sequence after one more token."""
+    return hash((digest, code, position)) & (2**63 - 1)
+
+
+def media_codes(segment: PromptSegment) -> list[int]:
+    """What the cells of a media span hold."""
+    span = segment.media_span
+    assert span is not None
+    seed = zlib.crc32(span.identity.encode()) + 10**7
+    return [seed + index for index in range(span.logical_tokens)]
+
+
+def fake_logits(digest: int, vocabulary_size: int) -> NDArray[np.float32]:
+    """The fake model: logits of shape (vocabulary,) that depend on the digest alone."""
+    return np.array([_LOGIT_SPREAD * uniform(digest, token) for token in range(vocabulary_size)], np.float32)
+
+
+class FakeDrafter:
+    """A draft model with its own memory. `quality`: how often it thinks what the target thinks, 0 to 1."""
+
+    name = "draft"
+
+    def __init__(self, n_ctx: int, vocabulary_size: int, quality: float = 0.5) -> None:
+        self.memory = FakeMemory(n_ctx)
+        self.quality = quality
+        self.rows = 0
+        """Rows evaluated so far."""
+        self._size = vocabulary_size
+
+    def evaluate(self, sequence_id: int, tokens: Iterable[int], position: int) -> None:
+        codes = [int(token) for token in tokens]
+        self.memory.append(sequence_id, codes, position)
+        self.rows += len(codes)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        return [self._propose(request) for request in requests]
+
+    def _propose(self, request: DraftRequest) -> tuple[int, ...]:
+        self.evaluate(request.sequence_id, request.tokens[request.held :], request.held)
+        proposed: list[int] = []
+        while True:
+            digest = self.memory.digest(request.sequence_id)
+            if uniform(digest, 10**6) >= self.quality:
+                digest += 1
+            proposed.append(int(fake_logits(digest, self._size).argmax()))
+            if len(proposed) == request.limit:
+                return tuple(proposed)
+            self.evaluate(request.sequence_id, proposed[-1:], request.tokens.size + len(proposed) - 1)
+
+
+FaultSchedule = Callable[[StepPlan], StepFailure | None]
+
+
+class FakeRunner:
+    """Performs plans on the fake model.
+
+    `faults` is asked before each step; what it returns fails the step after some garbage was written, as a native
+    decode that breaks in the middle would. `can_truncate=False` refuses truncation like a recurrent memory.
+    """
+
+    def __init__(
+        self,
+        n_ctx: int,
+        vocabulary_size: int = 5,
+        *,
+        drafter: FakeDrafter | None = None,
+        faults: FaultSchedule | None = None,
+        can_truncate: bool = True,
+        seconds_per_step: float = 0.01,
+    ) -> None:
+        self.memory = FakeMemory(n_ctx, can_truncate=can_truncate)
+        self.drafter = drafter
+        self.faults = faults
+        self.rows = 0
+        """Target rows evaluated so far."""
+        self.is_closed = False
+        self._size = vocabulary_size
+        self._seconds = seconds_per_step
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        try:
+            for operation in plan.operations:
+                self._apply(operation)
+            failure = self.faults(plan) if self.faults else None
+            if failure is not None:
+                self._leave_garbage(plan)
+                return StepResult(self._seconds, failure=failure)
+            return StepResult(self._seconds, self._evaluate(plan))
+        except (FakeMemoryError, BrokenLogitsError) as error:
+            return StepResult(self._seconds, failure=StepFailure(FailureKind.FAILED, str(error)))
+
+    def _apply(self, operation: KvOperation) -> None:
+        memories = [self.memory, *([self.drafter.memory] if self.drafter else [])]
+        for index, memory in enumerate(memories):
+            match operation:
+                case ClearSequence(sequence_id):
+                    memory.clear(sequence_id)
+                case TruncateSequence(sequence_id, position):
+                    memory.truncate(sequence_id, position.draft if index else position.target)
+                case ForkSequence(source_id, target_id, position):
+                    memory.fork(source_id, target_id, position.draft if index else position.target)
+
+    def _leave_garbage(self, plan: StepPlan) -> None:
+        for sequence_id in plan.sequence_ids():
+            if self.memory.used < self.memory.capacity:
+                self.memory.append(sequence_id, [_GARBAGE], self.memory.next_position(sequence_id))
+
+    def _evaluate(self, plan: StepPlan) -> dict[int, SequenceResult]:
+        proposals = self._draft(plan)
+        results = {row.sequence_id: self._decode(row, proposals) for row in plan.decode}
+        for rows in plan.prefill:
+            if isinstance(rows, MediaRows):
+                codes, extent = media_codes(rows.media), rows.media.native_positions
+            else:
+                codes, extent = rows.tokens.tolist(), rows.tokens.size
+            self.memory.append(rows.sequence_id, codes, rows.position, extent)
+            self.rows += len(codes)
+            if rows.sampling is not None:
+                verified = verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1)
+                results[rows.sequence_id] = SequenceResult(verified.tokens, logprobs=verified.logprobs)
+        return results
+
+    def _draft(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+        if self.drafter is None:
+            return {}
+        for fill in plan.draft_fills:
+            self.drafter.evaluate(fill.sequence_id, fill.tokens, fill.position)
+        proposed = self.drafter.propose(plan.draft_requests)
+        return {
+            request.sequence_id: drafts for request, drafts in zip(plan.draft_requests, proposed, strict=True) if drafts
+        }
+
+    def _decode(self, row: DecodeRow, proposals: dict[int, tuple[int, ...]]) -> SequenceResult:
+        drafts = proposals.get(row.sequence_id, row.drafts)
+        logits = np.empty((len(drafts) + 1, self._size), np.float32)
+        for index, token in enumerate((row.token, *drafts)):
+            self.memory.append(row.sequence_id, [token], row.position + index)
+            logits[index] = self._logits(row.sequence_id)
+        self.rows += len(logits)
+        verified = verify(logits, drafts, row.sampling, row.max_tokens)
+        self.memory.truncate(row.sequence_id, row.position + len(verified.tokens))
+        draft_held = self._keep_accepted(row, len(verified.tokens)) if row.sequence_id in proposals else None
+        return SequenceResult(verified.tokens, len(drafts), verified.accepted, draft_held, verified.logprobs)
+
+    def _keep_accepted(self, row: DecodeRow, tokens: int) -> int:
+        assert self.drafter is not None
+        self.drafter.memory.truncate(row.sequence_id, row.position + tokens)
+        return self.drafter.memory.held(row.sequence_id)
+
+    def _logits(self, sequence_id: int) -> NDArray[np.float32]:
+        return fake_logits(self.memory.digest(sequence_id), self._size)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def __repr__(self) -> str:
+        return f"FakeRunner({self.rows} rows evaluated, {self.memory!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request must give, whatever happens around it."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+
+
+def naive_answer(prompt: PromptLayout, params: SamplingParams, vocabulary: Vocabulary, n_ctx: int) -> Answer:
+    """The oracle: one request alone, token by token, no cache, no draft, no chunks; text decoded afresh each time."""
+    digest = position = 0
+    for segment in prompt.segments:
+        codes = media_codes(segment) if segment.is_media else segment.tokens.tolist()
+        for index, code in enumerate(codes):
+            digest = next_digest(digest, code, position + min(index, segment.native_positions - 1))
+        position += segment.native_positions
+    history = TokenHistory(prompt)
+    context = SamplingContext(params, params.seed or 0, vocabulary.end_tokens, history)
+    limit = n_ctx + 1 - prompt.logical_tokens
+    limit = limit if params.max_tokens is None else min(limit, params.max_tokens)
+    output: list[int] = []
+    shown: list[int] = []
+    while True:
+        token = sample(fake_logits(digest, vocabulary.size), context)
+        output.append(token)
+        history.append(token)
+        if token in context.end_tokens:
+            return Answer(tuple(output), _text(shown, vocabulary), FinishReason.STOP)
+        shown.append(token)
+        text = _text(shown, vocabulary)
+        ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in params.stop if stop in text]
+        if ends:
+            return Answer(tuple(output), text[: min(ends)[1]], FinishReason.STOP)
+        if len(output) == limit:
+            return Answer(tuple(output), text, FinishReason.LENGTH)
+        digest = next_digest(digest, token, position)
+        position += 1
+
+
+def _text(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
+    return b"".join(vocabulary.piece(token) for token in tokens).decode("utf-8", "ignore")
