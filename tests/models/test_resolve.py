@@ -41,9 +41,7 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert resolve_model("~no-such-user/m.gguf") == Path("~no-such-user/m.gguf")
 
 
-def test_a_file_without_an_ending_is_found_by_its_bare_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_without_an_ending_is_found_by_its_bare_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     assert resolve_model("weights") == Path("weights")

@@ -47,6 +47,14 @@ def u32_array(values: Sequence[int]) -> bytes:
     return struct.pack(f"<IIQ{len(values)}I", ARRAY, UINT32, len(values), *values)
 
 
+def i32_array(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<IIQ{len(values)}i", ARRAY, INT32, len(values), *values)
+
+
+def f32_array(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<IIQ{len(values)}f", ARRAY, FLOAT32, len(values), *values)
+
+
 def string_array(values: Sequence[bytes]) -> bytes:
     return struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(raw_string, values))
 

@@ -48,11 +48,7 @@ def _packaged_file(name: str) -> Path:
         path = Path(folder) / file_name
         if path.is_file():
             return path
-    where = (
-        f"the package {package} is not installed"
-        if spec is None
-        else f"the package {package} lacks {file_name}"
-    )
+    where = f"the package {package} is not installed" if spec is None else f"the package {package} lacks {file_name}"
     raise ModelNotFoundError(f"model {name!r}: {where}: run `{install}`, or give the path of a GGUF file")
 
 
