@@ -1,7 +1,8 @@
 """Choosing tokens from logits, and verifying drafted ones.
 
-Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens
-so far and (seed, index of the output token). So a rejected draft, a retried step or a resumed request has nothing to roll back, and the same seed gives the same answer whatever was batched or drafted beside it.
+Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens so
+far and (seed, index of the output token). So a rejected draft, a retried step or a resumed request has nothing to roll
+back, and the same seed gives the same answer whatever was batched or drafted beside it.
 
 Order of application and each filter's rule are those of llama.cpp (common/sampling.cpp, src/llama-sampler.cpp):
 logit bias, penalties, top_k, typical_p, top_p, min_p, temperature.
@@ -135,11 +136,29 @@ def _choose(logits: NDArray[np.float32], context: SamplingContext, output_index:
     if params.is_greedy:
         return best
     ids, values = candidates(logits, params)
-    weights = np.exp((values - values.max()) / np.float32(params.temperature), dtype=np.float64)
+    weights = _weights(values, params.temperature)
     cumulative = np.cumsum(weights)
     chosen = int(np.searchsorted(cumulative, uniform(context.seed, output_index) * cumulative[-1], side="right"))
     chosen = min(chosen, values.size - 1)
     return int(ids[chosen]) if ids is not None else chosen
+
+
+def distribution(
+    logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """What `sample` draws from, where it does not take the likeliest: token ids and their probabilities."""
+    changed, values = _edits(logits, context, block)
+    edited = logits.copy()
+    edited[changed] = values
+    ids, values = candidates(edited, context.params)
+    weights = _weights(values, context.params.temperature)
+    return (np.arange(logits.size) if ids is None else ids), weights / weights.sum()
+
+
+def _weights(values: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
+    """Probabilities of logits at a temperature, up to a factor."""
+    with np.errstate(over="ignore"):  # a temperature next to 0 leaves the likeliest alone
+        return np.exp((values - values.max()) / np.float64(temperature))
 
 
 def candidates(
@@ -174,9 +193,9 @@ def _typical(values: NDArray[np.float32], typical_p: float) -> NDArray[np.intp] 
     if typical_p >= 1.0:
         return None
     probabilities = _softmax(values)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # of impossible tokens, which do not count
         surprise = -np.log(probabilities)
-    entropy = float(np.sum(probabilities * surprise, where=probabilities > 0))
+        entropy = float(np.sum(probabilities * surprise, where=probabilities > 0))
     order = np.argsort(np.abs(surprise - entropy), kind="stable")
     count = int(np.searchsorted(np.cumsum(probabilities[order]), typical_p, side="right")) + 1
     return order[:count]
