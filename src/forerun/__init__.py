@@ -1,1 +1,57 @@
-"""Forerun: an inference engine for llama.cpp models that never computes a prompt prefix twice and drafts ahead losslessly."""
+"""Forerun: an inference engine for llama.cpp models that computes no prompt prefix twice and drafts losslessly."""
+
+from forerun.compose import AsyncEngine, Engine, EngineConfig
+from forerun.core.planner import BatchPlanner
+from forerun.core.pool import SequencePool
+from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, ReusablePrefix
+from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
+from forerun.core.request import FinishReason, SamplingParams, TokenLogprobs, Usage
+from forerun.engine.output import Output
+from forerun.engine.worker import EngineHealth
+from forerun.errors import (
+    EngineClosedError,
+    EngineError,
+    ForerunError,
+    IncompatibleDraftError,
+    InvalidConfigError,
+    InvalidRequestError,
+    ModelError,
+    ModelFileError,
+    ModelLoadError,
+    ModelNotFoundError,
+    StepFailedError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncEngine",
+    "BatchPlanner",
+    "Engine",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineError",
+    "EngineHealth",
+    "FinishReason",
+    "ForerunError",
+    "IncompatibleDraftError",
+    "InvalidConfigError",
+    "InvalidRequestError",
+    "ModelError",
+    "ModelFileError",
+    "ModelLoadError",
+    "ModelNotFoundError",
+    "Output",
+    "PromptBoundary",
+    "PromptCheckpoint",
+    "PromptCheckpointState",
+    "PromptLayout",
+    "PromptSegment",
+    "ReusablePrefix",
+    "SamplingParams",
+    "SequencePool",
+    "SpeculativePosition",
+    "StepFailedError",
+    "TokenLogprobs",
+    "Usage",
+]

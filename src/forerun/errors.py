@@ -18,6 +18,14 @@ class InvalidRequestError(ForerunError):
         self.field = field
 
 
+class InvalidConfigError(ForerunError):
+    """An engine cannot be configured like that. `field` names the option."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
 class ModelError(ForerunError):
     """A model could not be found, read or loaded. The message carries the path and the kind of fault."""
 

@@ -22,12 +22,12 @@ class FrontEnd:
         self.has_chat_template = parts.chat_template is not None
         self.tokenizer = tokenizer = Tokenizer(parts.vocabulary)
 
-        def dispose() -> None:
-            tokenizer.retire()
+        def dispose(reason: str) -> None:
+            tokenizer.retire(reason)
             parts.dispose()
 
         loop = EngineLoop(parts.scheduler, parts.runner, parts.clock)
-        self._worker = EngineWorker(loop, dispose=dispose, checks_integrity=parts.checks_integrity)
+        self._worker = EngineWorker(loop, dispose, checks_integrity=parts.checks_integrity)
         self._intake = Intake(tokenizer, parts.chat_template, parts.clock)
         # Closes the engine when it is dropped or Python exits: its thread must not run native code then.
         self._closes_when_dropped = weakref.finalize(self, self._worker.close)

@@ -15,6 +15,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: TextVocabulary) -> None:
         self._vocabulary: TextVocabulary | None = vocabulary
+        self._retired = ""
         self._in_use = threading.Lock()
         self._bos_text = "" if vocabulary.bos < 0 else vocabulary.token_text(vocabulary.bos)
         self.end_tokens = vocabulary.end_tokens
@@ -41,13 +42,14 @@ class Tokenizer:
 
     def _alive(self) -> TextVocabulary:
         if self._vocabulary is None:
-            raise EngineClosedError("the engine was closed")
+            raise EngineClosedError(self._retired)
         return self._vocabulary
 
-    def retire(self) -> None:
-        """Wait for users to leave and let nobody in again."""
+    def retire(self, reason: str) -> None:
+        """Wait for users to leave and let nobody in again: EngineClosedError tells them why."""
         with self._in_use:
             self._vocabulary = None
+            self._retired = reason
 
 
 def check_unicode(text: str) -> None:

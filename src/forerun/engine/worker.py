@@ -84,11 +84,12 @@ class EngineHealth:
 
 
 class EngineWorker:
-    """Runs an EngineLoop on a thread of its own until closed. `dispose` frees what the loop used, on that thread."""
+    """Runs an EngineLoop on a thread of its own until closed.
 
-    def __init__(
-        self, loop: EngineLoop, *, dispose: Callable[[], None] = lambda: None, checks_integrity: bool = False
-    ) -> None:
+    `dispose` is told why it ends, and frees what the loop used, on that thread.
+    """
+
+    def __init__(self, loop: EngineLoop, dispose: Callable[[str], None], *, checks_integrity: bool = False) -> None:
         self._loop = loop
         self._dispose = dispose
         self._checks_integrity = checks_integrity
@@ -212,7 +213,7 @@ class EngineWorker:
             self._deliver([self._last_delta(request_id, EngineClosedError(reason))])
         try:
             self._loop.runner.close()
-            self._dispose()
+            self._dispose(reason)
         except Exception:
             logger.exception("the engine could not free everything it held")
 

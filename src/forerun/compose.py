@@ -1,0 +1,244 @@
+"""The one place that joins core, native and engine: from a configuration to an engine on a real model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from forerun.core.config import SchedulerConfig
+from forerun.core.scheduler import Scheduler
+from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine.cores import physical_cores
+from forerun.engine.engine import BlockingEngine
+from forerun.engine.parts import ChatRenderer, EngineParts
+from forerun.errors import InvalidConfigError, ModelLoadError
+
+if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
+    from forerun.native.drafter import LlamaDrafter
+    from forerun.native.model import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_N_CTX = 8192
+"""Without n_ctx a model gets its training context, but no more than this: KV memory is allocated at once."""
+DEFAULT_DRAFT_TOKENS = 4
+"""Drafted tokens a step with a draft model: fixed until lengths are allocated by measured gain."""
+MAX_SEQUENCE_IDS = 256
+"""llama.cpp's LLAMA_MAX_SEQ."""
+
+LoadProgress = Callable[[str, float], None]
+"""Told the model's name and the share that is loaded, 0 to 1."""
+
+_LIMITS: dict[str, tuple[int, int]] = {
+    "n_ctx": (1, 2**31 - 1),
+    "draft_n_ctx": (1, 2**31 - 1),
+    "max_num_batched_tokens": (1, 2**20),
+    "n_ubatch": (1, 2**20),
+    "max_num_seqs": (1, MAX_SEQUENCE_IDS),
+    "n_seq_max": (1, MAX_SEQUENCE_IDS),
+    "max_queue": (1, 2**31 - 1),
+    "n_threads": (1, 1024),
+    "n_gpu_layers": (-1, 2**31 - 1),
+    "speculation": (0, 64),
+}
+_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_threads", "speculation"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is made of. Raises InvalidConfigError, naming the field, for values that make no sense."""
+
+    model: str
+    """Path of a GGUF file, or the name of a packaged model ("smollm2")."""
+    draft: str | None = None
+    """A draft model with the same vocabulary, named the same way."""
+    n_ctx: int | None = None
+    """KV cells, all sequences together. None: the model's training context, at most DEFAULT_MAX_N_CTX."""
+    draft_n_ctx: int | None = None
+    """KV cells of the draft model. None: as many as the target's, at most its training context."""
+    max_num_batched_tokens: int = 512
+    """Rows of one step at most (llama.cpp's n_batch)."""
+    n_ubatch: int = 512
+    """Rows computed at a time inside a step."""
+    max_num_seqs: int = 16
+    """Requests that run at the same time."""
+    n_seq_max: int = 128
+    """Sequence ids: running requests and cached prefixes together."""
+    max_queue: int = 2**31 - 1
+    """Requests that may wait; one more is refused."""
+    n_threads: int | None = None
+    """CPU threads. None: the physical cores this process may run on."""
+    n_gpu_layers: int = -1
+    """Layers on the GPU where llama.cpp has one; -1 all."""
+    speculation: int | None = None
+    """Drafted tokens a step and sequence at most, 0 off. None: off without `draft`, DEFAULT_DRAFT_TOKENS with it."""
+    reuse_prefixes: bool = True
+    """False computes every prompt from scratch."""
+    checks_integrity: bool = False
+    """Check every owner's bookkeeping whenever the engine goes idle."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _LIMITS.items():
+            _check(name, getattr(self, name), low, high)
+        if self.max_num_seqs > self.n_seq_max:
+            _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            rows = f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
+            _refuse("max_num_seqs", f"is {self.max_num_seqs}, but a step holds only {rows}")
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafted tokens a step and sequence at most."""
+        if self.speculation is not None:
+            return self.speculation
+        return 0 if self.draft is None else DEFAULT_DRAFT_TOKENS
+
+
+def _check(name: str, value: object, low: int, high: int) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(name, f"must be a whole number, got {value!r}")
+    if not low <= value <= high:
+        _refuse(name, f"must lie between {low} and {high}, got {value}")
+
+
+def _refuse(name: str, message: str) -> NoReturn:
+    raise InvalidConfigError(name, message)
+
+
+class Engine(BlockingEngine):
+    """llama.cpp models for blocking code: `with Engine.load("smollm2") as engine: ...`. Safe to share among threads."""
+
+    @classmethod
+    def load(cls, model: str, *, progress: LoadProgress | None = None, **options: Any) -> Self:
+        """Load a model and start its engine. `options`: the other fields of EngineConfig. Raises ModelError."""
+        return cls(build(EngineConfig(model=model, **options), progress))
+
+
+class AsyncEngine(AsyncioEngine):
+    """llama.cpp models for asyncio: `async with AsyncEngine.load("smollm2") as engine: ...`."""
+
+    @classmethod
+    def load(cls, model: str, *, progress: LoadProgress | None = None, **options: Any) -> Self:
+        """Load a model and start its engine. Blocks while it loads; `asyncio.to_thread` calls it beside other tasks."""
+        return cls(build(EngineConfig(model=model, **options), progress))
+
+
+def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:
+    """Find, check and load the models, and join everything. Raises ModelError with one clear line."""
+    from forerun.native.context import LlamaContext
+    from forerun.native.runner import LlamaRunner
+
+    paths = _checked_paths(config)
+    with ExitStack() as loaded:
+        model = _load(paths[0], config, loaded, progress)
+        n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
+        if n_ctx > model.n_ctx_train:
+            logger.warning(
+                "n_ctx %d is beyond the %d tokens %s was trained for", n_ctx, model.n_ctx_train, paths[0].name
+            )
+        context = LlamaContext(model, _context_params(config, n_ctx))
+        loaded.callback(context.close)
+        drafter = _drafter(paths[1], config, n_ctx, loaded, progress) if len(paths) > 1 else None
+        return EngineParts(
+            scheduler=Scheduler(_scheduler_config(config, n_ctx, drafter), model.vocabulary),
+            runner=LlamaRunner(context, drafter),
+            vocabulary=model.vocabulary,
+            chat_template=_chat_template(model),
+            model_name=paths[0].name,
+            n_ctx=n_ctx,
+            dispose=loaded.pop_all().close,
+            checks_integrity=config.checks_integrity,
+        )
+
+
+def _checked_paths(config: EngineConfig) -> list[Path]:
+    """The files of target and draft, seen to be sound and to fit each other before anything large is loaded."""
+    from forerun.models.probe import probe_model
+    from forerun.models.resolve import resolve_model
+    from forerun.models.vocabulary import require_same_vocabulary
+
+    headers = [probe_model(resolve_model(name)) for name in (config.model, config.draft) if name is not None]
+    if len(headers) > 1:
+        require_same_vocabulary(headers[0], headers[1])
+    return [header.path for header in headers]
+
+
+def _load(path: Path, config: EngineConfig, loaded: ExitStack, progress: LoadProgress | None) -> LlamaModel:
+    from forerun.native.model import LlamaModel
+
+    def report(share: float) -> None:
+        if progress is not None:
+            progress(path.name, share)
+
+    model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=report)
+    loaded.callback(model.close)
+    if not model.truncates_anywhere:
+        raise ModelLoadError(
+            f"{path}: {_memory_kind(model)} memory cannot be cut back to a shared prefix or past rejected drafts; "
+            "support for it arrives with checkpoints, in a later release"
+        )
+    return model
+
+
+def _memory_kind(model: LlamaModel) -> str:
+    if model.is_hybrid:
+        return "this model's hybrid (partly recurrent)"
+    return "this model's recurrent" if model.is_recurrent else "this model's sliding-window"
+
+
+def _drafter(
+    path: Path, config: EngineConfig, n_ctx: int, loaded: ExitStack, progress: LoadProgress | None
+) -> LlamaDrafter | None:
+    from forerun.native.context import LlamaContext
+    from forerun.native.drafter import LlamaDrafter
+
+    if not config.draft_tokens:
+        return None
+    model = _load(path, config, loaded, progress)
+    cells = config.draft_n_ctx or min(n_ctx, model.n_ctx_train)
+    context = LlamaContext(model, _context_params(config, cells))
+    loaded.callback(context.close)
+    return LlamaDrafter(context)
+
+
+def _context_params(config: EngineConfig, n_ctx: int) -> Any:
+    from forerun.native.context import ContextParams
+
+    threads = config.n_threads or physical_cores()
+    return ContextParams(
+        n_ctx=n_ctx,
+        n_batch=config.max_num_batched_tokens,
+        n_ubatch=min(config.n_ubatch, config.max_num_batched_tokens),
+        n_seq_max=config.n_seq_max,
+        n_threads=threads,
+        n_threads_batch=threads,
+    )
+
+
+def _scheduler_config(config: EngineConfig, n_ctx: int, drafter: LlamaDrafter | None) -> SchedulerConfig:
+    return SchedulerConfig(
+        n_ctx=n_ctx,
+        n_seq_max=config.n_seq_max,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_queue=config.max_queue,
+        speculation=config.draft_tokens,
+        draft_n_ctx=drafter.context.params.n_ctx if drafter is not None else 0,
+        reuse_prefixes=config.reuse_prefixes,
+    )
+
+
+def _chat_template(model: LlamaModel) -> ChatRenderer | None:
+    from forerun.chat.templates import ChatTemplate
+
+    vocabulary = model.vocabulary
+    if vocabulary.chat_template is None:
+        return None
+    bos, eos = (vocabulary.token_text(token) if token >= 0 else "" for token in (vocabulary.bos, vocabulary.eos))
+    return ChatTemplate(vocabulary.chat_template, bos, eos)
