@@ -1,0 +1,154 @@
+"""Renders the chat template a model carries in its file: what Hugging Face's templates expect, in a sandbox.
+
+Templates are untrusted programs in Jinja. The names they may use are those of transformers' `apply_chat_template`
+(utils/chat_template_utils.py): `messages`, `tools`, `add_generation_prompt`, `bos_token`, `eos_token`,
+`raise_exception`, `strftime_now`, a `tojson` that leaves HTML characters alone, loop controls and the `generation`
+block. What they can reach and how much they can write is bounded; how long they may loop is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from forerun.errors import InvalidRequestError
+
+MAX_TEMPLATE_BYTES: Final = 1_000_000
+MAX_RENDERED_CHARACTERS: Final = 64_000_000
+_MAX_PRODUCT: Final = 1_000_000  # characters or elements that a template may make by multiplication
+# What running somebody's program can raise besides Jinja's own errors.
+_RUNTIME_ERRORS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One model's template, compiled when first used: a broken one fails the chats, not the loading of the model.
+
+    `bos` and `eos` are the texts of the special tokens, empty where the model has none. `now` gives the date to
+    templates that write it into the prompt.
+    """
+
+    def __init__(self, source: str, bos: str, eos: str, *, now: Callable[[], datetime] = datetime.now) -> None:
+        self.source = source
+        self._names = {"bos_token": bos, "eos_token": eos}
+        self._now = now
+
+    def __repr__(self) -> str:
+        return f"ChatTemplate({len(self.source)} characters, {self._names})"
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The prompt text for a conversation, special tokens included (tokenise with `parse_special`, no BOS added).
+
+        `add_generation_prompt` ends it with the start of the assistant's turn. Raises InvalidRequestError("messages")
+        where the conversation is malformed or the template refuses it.
+        """
+        _check(messages)
+        try:
+            pieces = self._compiled.generate(
+                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._names
+            )
+            return _joined(pieces)
+        except TemplateError as error:
+            raise InvalidRequestError("messages", f"the model's chat template says: {error}") from error
+        except _RUNTIME_ERRORS as error:
+            problem = f"the model's chat template failed on them: {type(error).__name__}: {error}"
+            raise InvalidRequestError("messages", problem) from error
+
+    @cached_property
+    def _compiled(self) -> Any:
+        size = len(self.source.encode(errors="replace"))
+        if size > MAX_TEMPLATE_BYTES:
+            raise InvalidRequestError(
+                "messages", f"the model's chat template has {size} bytes, at most {MAX_TEMPLATE_BYTES} are allowed"
+            )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda layout: self._now().strftime(layout)
+        return environment.from_string(self.source)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which lacks a bound on products: `"x" * 10**9` and `9 ** 9 ** 9` are refused here."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= _MAX_PRODUCT and abs(right) <= 64):
+            raise OverflowError("a power too large for a template")
+        if operator == "*" and _product_size(left, right) > _MAX_PRODUCT:
+            raise OverflowError("a repetition too long for a template")
+        return super().call_binop(context, operator, left, right)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    for sequence, times in ((left, right), (right, left)):
+        if isinstance(sequence, str | list | tuple) and isinstance(times, int):
+            return len(sequence) * times
+    return 0
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}`, marks of the assistant's words for training: here just the words."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _check(messages: object) -> None:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidRequestError("messages", "expected a list of at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"messages[{index}]", "expected an object with a text 'role' and a 'content'")
+
+
+def _joined(pieces: Any) -> str:
+    parts, size = [], 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size > MAX_RENDERED_CHARACTERS:
+            raise OverflowError(f"the prompt has more than {MAX_RENDERED_CHARACTERS} characters")
+    return "".join(parts)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001 (templates pass these by place or name, as to transformers)
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
