@@ -43,7 +43,7 @@ def random_params(rng: np.random.Generator, size: int) -> SamplingParams:
     biased = rng.integers(0, size, int(rng.integers(0, 5))).tolist()
     return SamplingParams(
         temperature=float(rng.choice([0.2, 0.7, 1.0, 1.7])),
-        top_k=int(sometimes(rng.integers(1, 60), 0)),
+        top_k=int(sometimes(int(rng.integers(1, 60)), 0)),
         top_p=sometimes(rng.random(), 1.0),
         min_p=sometimes(rng.random() ** 3, 0.0),
         typical_p=sometimes(rng.random(), 1.0) if rng.random() < 0.5 else 1.0,

@@ -158,7 +158,8 @@ def distribution(
 def _weights(values: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
     """Probabilities of logits at a temperature, up to a factor."""
     with np.errstate(over="ignore"):  # a temperature next to 0 leaves the likeliest alone
-        return np.exp((values - values.max()) / np.float64(temperature))
+        weights: NDArray[np.float64] = np.exp((values - values.max()) / np.float64(temperature))
+    return weights
 
 
 def candidates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from forerun.core.step import FailureKind
 from forerun.errors import EngineError, ModelLoadError
 from forerun.native.batch import Batch
-from forerun.native.environment import usable_cpus
 from forerun.native.log import native_log
 from forerun.native.model import LlamaModel
 
@@ -48,16 +47,16 @@ class ContextParams:
 
     n_ctx: int
     """Cells, in tokens, all sequences together. llama.cpp rounds it up; `LlamaContext.n_ctx` is what it became."""
+    n_threads: int
+    """CPU threads for decodes of one row."""
+    n_threads_batch: int
+    """CPU threads for decodes of several rows."""
     n_batch: int = 512
     """Most rows of one decode."""
     n_ubatch: int = 512
     """Most rows computed at a time; larger needs more memory."""
     n_seq_max: int = 64
     """Sequence ids, at most 256."""
-    n_threads: int = field(default_factory=usable_cpus)
-    """CPU threads for decodes of one row."""
-    n_threads_batch: int = field(default_factory=usable_cpus)
-    """CPU threads for decodes of several rows."""
     flash_attention: bool = True
     type_k: str = "f16"
     type_v: str = "f16"

@@ -47,10 +47,3 @@ def _openmp_is_loaded() -> bool:
         return _LOADED.search(_MAPPED_LIBRARIES.read_text()) is not None
     except OSError:  # no /proc: not Linux, so no libgomp as a rule
         return False
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -12,11 +12,11 @@ _ERROR_LINES_KEPT = 50
 _PARTIAL_LIMIT = 16_384
 _CONTINUED = 5
 
-_LEVELS = {
-    1: logging.DEBUG,  # llama.cpp's "info" is a page of metadata and buffer sizes for every model
-    2: logging.WARNING,
-    3: logging.ERROR,
-    4: logging.DEBUG,
+_LEVELS = {  # ggml_log_level in ggml.h
+    1: logging.DEBUG,
+    2: logging.DEBUG,  # "info" is a page of metadata and buffer sizes for every model
+    3: logging.WARNING,
+    4: logging.ERROR,
 }
 
 

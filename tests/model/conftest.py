@@ -1,0 +1,44 @@
+"""Models and contexts on one thread, small enough to run quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from forerun.native.context import ContextParams, LlamaContext
+from forerun.native.model import LlamaModel
+
+MakeContext = Callable[..., LlamaContext]
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel.load(smollm2_path)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="session")
+def dense(tiny_dense_path: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel.load(tiny_dense_path)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def make_context() -> Iterator[MakeContext]:
+    """Makes contexts that are closed at the end of the test."""
+    with ExitStack() as made:
+
+        def make(model: LlamaModel, n_ctx: int = 512, n_batch: int = 256) -> LlamaContext:
+            params = ContextParams(
+                n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_seq_max=8, n_threads=1, n_threads_batch=1
+            )
+            context = LlamaContext(model, params)
+            made.callback(context.close)
+            return context
+
+        yield make
