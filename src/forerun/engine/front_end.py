@@ -46,6 +46,10 @@ class FrontEnd:
         """End requests early, with finish reason ABORT: their iterators yield what there is. Never waits."""
         self._worker.abort(request_ids)
 
+    def prompt(self, text: str) -> PromptLayout:
+        """Text as `generate` would read it. Raises InvalidRequestError."""
+        return self._intake.layout(text)
+
     def chat_text(self, messages: Conversation) -> str:
         """A conversation through the model's chat template, ready for the answer. Raises InvalidRequestError."""
         return self._intake.chat_text(messages)

@@ -1,0 +1,85 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import forerun
+from forerun.cli.endings import ends_well
+from forerun.cli.flatten import takes_groups
+from forerun.cli.options import ModelOptions, SamplingOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Run llama.cpp models: batched, with cached prefixes, with a draft running ahead.",
+)
+
+_RUN_EXAMPLES = """
+Examples:
+
+    forerun run smollm2 "Why is the sky blue?"
+
+    forerun run model.gguf "First question" "Second question" --json --max-tokens 100
+
+    cat report.txt | forerun run model.gguf - --system "Summarise in three sentences."
+
+    forerun run large.gguf --draft small.gguf "Write a quicksort in Python."
+"""
+
+_CHAT_EXAMPLES = """
+Examples:
+
+    forerun chat smollm2
+
+    forerun chat model.gguf --system "Answer in one sentence." --temperature 0.7
+"""
+
+System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Progress and llama.cpp's log on standard error.")]
+
+
+@app.callback(invoke_without_command=True)
+def forerun_command(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Run llama.cpp models: batched, with cached prefixes, with a draft running ahead."""
+    if version:
+        typer.echo(f"forerun {forerun.__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog=_RUN_EXAMPLES)
+@takes_groups
+@ends_well
+def run(
+    model: ModelOptions,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Prompts; `-` reads standard input.")],
+    sampling: SamplingOptions,
+    *,
+    system: System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Prompts as they are, without the model's chat template.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt and line, in order.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Answer one or several prompts, which run as one batch.
+
+    The text goes to standard output, figures to standard error. One prompt is printed as it is generated.
+    """
+    from forerun.cli.run import RunOptions, run_prompts
+
+    run_prompts(model, sampling, prompts, RunOptions(system=system, raw=raw, json=json, verbose=verbose))
+
+
+@app.command(epilog=_CHAT_EXAMPLES)
+@takes_groups
+@ends_well
+def chat(model: ModelOptions, sampling: SamplingOptions, *, system: System = None, verbose: Verbose = False) -> None:
+    """Talk to a model. `/quit` or Ctrl-D ends, Ctrl-C stops an answer. Piped input is one message a line."""
+    from forerun.cli.chat import chat as run_chat
+
+    run_chat(model, sampling, system=system, verbose=verbose)

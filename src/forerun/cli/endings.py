@@ -1,0 +1,54 @@
+"""How commands end: one clear line and an exit code, whatever went wrong."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from forerun.errors import ForerunError
+
+SOME_FAILED = 1
+ERROR = 2
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+def ends_well(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose ForerunErrors, interrupts and closed pipes end as the exit codes above."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+            sys.stdout.flush()
+        except ForerunError as error:
+            report(error)
+            raise typer.Exit(ERROR) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            drop_output()
+            raise typer.Exit(READER_GONE) from None
+
+    return wrapped
+
+
+def report(error: ForerunError) -> None:
+    """The one line about an error."""
+    typer.echo(f"forerun: {' '.join(str(error).split())}", err=True)
+
+
+def drop_output() -> None:
+    """Send standard output nowhere: what is still buffered must not fail again when Python exits."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,0 +1,36 @@
+"""The line of figures after an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.core.request import Usage
+
+
+def figures(usages: Sequence[Usage], seconds: float) -> str:
+    """One line about one or several answers that took `seconds` together."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    output = sum(usage.output_tokens for usage in usages)
+    parts = [
+        f"{prompt} prompt tokens ({cached} cached)",
+        f"{output} output tokens",
+        f"{_rate(usages, output, seconds):.1f} tok/s",
+        f"TTFT {_range([usage.queue_ms + usage.prefill_ms for usage in usages])}",
+    ]
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    if drafted:
+        parts.append(f"{sum(usage.accepted_tokens for usage in usages)} of {drafted} drafts accepted")
+    return ", ".join(parts)
+
+
+def _rate(usages: Sequence[Usage], output: int, seconds: float) -> float:
+    """Of one answer how fast it was written once it had begun; of several, how much came in all that time."""
+    if len(usages) == 1 and output > 1 and usages[0].decode_ms > 0:
+        return (output - 1) / usages[0].decode_ms * 1e3
+    return output / seconds if seconds > 0 else 0.0
+
+
+def _range(milliseconds: Sequence[float]) -> str:
+    low, high = min(milliseconds), max(milliseconds)
+    return f"{high:.0f} ms" if len(milliseconds) == 1 else f"{low:.0f} to {high:.0f} ms"

@@ -1,0 +1,118 @@
+"""The options that commands share, grouped by what they become."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from forerun.compose import EngineConfig
+from forerun.core.request import SamplingParams
+from forerun.errors import InvalidRequestError
+
+_model = functools.partial(typer.Option, rich_help_panel="Model and memory")
+_sampling = functools.partial(typer.Option, rich_help_panel="Sampling")
+
+
+def _off_or_number(text: str) -> int:
+    if text == "off":
+        return 0
+    if not text.isdecimal():
+        raise typer.BadParameter(f"'off' or a whole number, got {text!r}")
+    return int(text)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise InvalidRequestError("logit_bias", f"TOKEN=BIAS, for instance 42=-1.5, got {text!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model, and how much memory and compute it gets."""
+
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Path of a GGUF file, or the name of a packaged model: smollm2.")
+    ]
+    draft: Annotated[
+        str | None,
+        _model(help="A smaller model with the same vocabulary that drafts ahead."),
+    ] = None
+    speculation: Annotated[
+        int | None,
+        _model(
+            parser=_off_or_number,
+            metavar="off|N",
+            help="At most N drafted tokens a step. Default: off without --draft.",
+        ),
+    ] = None
+    n_ctx: Annotated[
+        int | None,
+        _model("--n-ctx", help="Tokens of memory. Default: the model's own, at most 8192."),
+    ] = None
+    threads: Annotated[int | None, _model(help="CPU threads. Default: the physical cores.")] = None
+    n_gpu_layers: Annotated[int, _model("--n-gpu-layers", help="Layers on the GPU; -1 for all.")] = -1
+
+    def config(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            draft=self.draft,
+            speculation=self.speculation,
+            n_ctx=self.n_ctx,
+            n_threads=self.threads,
+            n_gpu_layers=self.n_gpu_layers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the answer is chosen; SamplingParams checks the values."""
+
+    max_tokens: Annotated[int, _sampling(help="Tokens of the answer at most.")] = 256
+    temperature: Annotated[float, _sampling(help="0 always takes the likeliest token.")] = 0.0
+    top_k: Annotated[int, _sampling(help="Keep the k likeliest; 0 keeps all.")] = 0
+    top_p: Annotated[float, _sampling(help="Keep the likeliest that reach p together.")] = 1.0
+    min_p: Annotated[float, _sampling(help="Drop what is p times less likely than the likeliest.")] = 0.0
+    typical_p: Annotated[float, _sampling(help="Locally typical sampling; 1 is off.")] = 1.0
+    repetition_penalty: Annotated[float, _sampling(help="Above 1 discourages repetition.")] = 1.0
+    presence_penalty: Annotated[float, _sampling(help="Taken off tokens that occurred.")] = 0.0
+    frequency_penalty: Annotated[float, _sampling(help="Taken off for each time a token occurred.")] = 0.0
+    penalty_last_n: Annotated[int, _sampling(help="Latest tokens that penalties look at; -1 all.")] = 64
+    logit_bias: Annotated[
+        list[str] | None,
+        _sampling(metavar="TOKEN=BIAS", help="Add to a token's logit; may be repeated."),
+    ] = None
+    seed: Annotated[int | None, _sampling(help="Same seed, same answer. Default: drawn.")] = None
+    stop: Annotated[list[str] | None, _sampling(help="End before this text; may be repeated.")] = None
+    stop_token: Annotated[list[int] | None, _sampling(help="End after this token id; may be repeated.")] = None
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="Go on past the model's end of turn.")] = False
+    logprobs: Annotated[
+        int | None,
+        _sampling(help="Log probabilities of each token and of N alternatives (--json)."),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Raises InvalidRequestError, naming the option's field."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            penalty_last_n=self.penalty_last_n,
+            logit_bias=dict(map(_bias, self.logit_bias or ())),
+            seed=self.seed,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token or ()),
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+        )

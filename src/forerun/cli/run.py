@@ -1,0 +1,145 @@
+"""`forerun run`: prompts in, answers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from forerun.cli.endings import SOME_FAILED, report
+from forerun.cli.figures import figures
+from forerun.cli.options import ModelOptions, SamplingOptions
+from forerun.cli.terminal import Terminal
+from forerun.compose import Engine
+from forerun.core.prompt import PromptLayout
+from forerun.core.request import SamplingParams
+from forerun.engine.output import Output
+from forerun.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    system: str | None
+    raw: bool
+    json: bool
+    verbose: bool
+
+
+def run_prompts(model: ModelOptions, sampling: SamplingOptions, prompts: Sequence[str], options: RunOptions) -> None:
+    """Answer the prompts as one batch; exits with 1 where some of several failed."""
+    if options.raw and options.system is not None:
+        raise typer.BadParameter("--system needs the chat template that --raw leaves out")
+    params, config = sampling.params(), model.config()
+    texts = read_prompts(prompts)
+    terminal = Terminal(verbose=options.verbose)
+    with terminal.load(config) as engine:
+        if options.system is not None and not engine.has_chat_template:
+            name = engine.model_name
+            raise InvalidRequestError("system", f"{name} has no chat template to put a system message into")
+        started = time.monotonic()
+        if len(texts) == 1 and not options.json:
+            outputs = _stream(engine, texts[0], params, options, terminal)
+        else:
+            outputs = _batch(engine, texts, params, options, terminal)
+        usages = [output.usage for output in outputs if output.usage is not None]
+        if usages:
+            terminal.note(figures(usages, time.monotonic() - started))
+    if any(output.error is not None for output in outputs):
+        raise typer.Exit(SOME_FAILED)
+
+
+def read_prompts(prompts: Sequence[str]) -> list[str]:
+    """The prompts, `-` replaced by standard input."""
+    if prompts.count("-") > 1:
+        raise typer.BadParameter("standard input (-) can be read only once")
+    return [_standard_input() if prompt == "-" else prompt for prompt in prompts]
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("prompt", f"standard input is not UTF-8 at byte {error.start}") from None
+
+
+def _prompt(engine: Engine, text: str, options: RunOptions) -> PromptLayout | str:
+    """What the engine is given for a prompt; one that is empty goes as it is, to be refused like any bad prompt."""
+    if options.raw or not engine.has_chat_template:
+        return text
+    if not text.strip():
+        return ""
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return engine.chat_prompt([*system, {"role": "user", "content": text}])
+
+
+def _stream(engine: Engine, text: str, params: SamplingParams, options: RunOptions, terminal: Terminal) -> list[Output]:
+    """Print one answer as it is generated; returns its last piece."""
+    prompt = _prompt(engine, text, options)
+    layout = engine.prompt(prompt) if isinstance(prompt, str) else prompt
+    last: list[Output] = []
+    with engine.stream(layout, params) as pieces:
+        for piece in terminal.announced(pieces, layout.logical_tokens):
+            terminal.write(piece.text)
+            last = [piece]
+    terminal.write("\n")
+    return last
+
+
+def _batch(
+    engine: Engine, texts: Sequence[str], params: SamplingParams, options: RunOptions, terminal: Terminal
+) -> list[Output]:
+    """Print answers in order, each as soon as those before it are there; returns them."""
+    answers: list[Output] = []
+    with engine.generate([_prompt(engine, text, options) for text in texts], params) as outputs:
+        for output in terminal.watched(in_order(outputs), f"answering {len(texts)} prompts"):
+            answers.append(output)
+            if options.json:
+                _print_json(output)
+            else:
+                _print_text(output, len(texts))
+    return answers
+
+
+def in_order(outputs: Iterable[Output]) -> Iterator[Output]:
+    """Outputs in the order of their prompts, each as soon as those before it are there."""
+    early: dict[int, Output] = {}
+    next_index = 0
+    for output in outputs:
+        early[output.index] = output
+        while next_index in early:
+            yield early.pop(next_index)
+            next_index += 1
+
+
+def _print_text(output: Output, count: int) -> None:
+    typer.echo(f"[prompt {output.index + 1} of {count}]", err=True)
+    if output.error is None:
+        typer.echo(output.text)
+    else:
+        report(output.error)
+
+
+def _print_json(output: Output) -> None:
+    print(json.dumps(as_json(output), ensure_ascii=False), flush=True)  # noqa: T201  # standard output is the product
+
+
+def as_json(output: Output) -> dict[str, Any]:
+    """An output as plain values. `error` is there only for a request that failed."""
+    result: dict[str, Any] = {"index": output.index, "text": output.text, "finish_reason": output.finish_reason}
+    result["token_ids"] = list(output.token_ids)
+    if output.logprobs is not None:
+        result["logprobs"] = [dataclasses.asdict(entry) for entry in output.logprobs]
+    result["usage"] = None if output.usage is None else _rounded(dataclasses.asdict(output.usage))
+    if output.error is not None:
+        result["error"] = {"type": type(output.error).__name__, "message": str(output.error)}
+    return result
+
+
+def _rounded(usage: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in usage.items()}

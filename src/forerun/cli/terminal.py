@@ -1,0 +1,105 @@
+"""Standard error: progress, figures, warnings. Standard output: text, piece by piece."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from forerun.compose import Engine, EngineConfig, build
+from forerun.engine.output import Output
+
+LONG_PREFILL_TOKENS = 256
+"""Prompts from this length on take long enough that the wait is shown."""
+
+
+class Terminal:
+    """Where a command writes. Progress is shown on a terminal, or when asked for."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.console = Console(stderr=True, highlight=False, force_terminal=True if verbose else None)
+        self.shows_progress = self.console.is_terminal
+        self._set_up_logging(verbose=verbose)
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal that cannot show a character must not end the answer.
+            if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
+                stream.reconfigure(errors="replace")
+
+    def _set_up_logging(self, *, verbose: bool) -> None:
+        logger = logging.getLogger("forerun")
+        handler: logging.Handler = RichHandler(console=self.console, show_path=False) if verbose else _OneLine()
+        logger.handlers = [handler]
+        logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+        logger.propagate = False
+        # llama.cpp's own warnings explain errors that are reported anyway.
+        logging.getLogger("forerun.native").setLevel(logging.NOTSET if verbose else logging.CRITICAL)
+
+    @staticmethod
+    def write(text: str) -> None:
+        """Text for standard output, at once."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def note(self, line: str) -> None:
+        """A line beside the text, on standard error."""
+        sys.stdout.flush()
+        self.console.print(line, style="dim", markup=False, soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Show that something takes its time, and for how long."""
+        if not self.shows_progress:
+            yield
+            return
+        with self._progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+            progress.add_task(what)
+            yield
+
+    def watched(self, outputs: Iterable[Output], what: str) -> Iterator[Output]:
+        """The outputs; the wait for each is shown, and what is printed between them is not disturbed."""
+        iterator = iter(outputs)
+        while True:
+            with self.waiting(what):
+                output = next(iterator, None)
+            if output is None:
+                return
+            yield output
+
+    def announced(self, pieces: Iterator[Output], prompt_tokens: int) -> Iterator[Output]:
+        """The pieces of an answer; the wait for the first is shown where the prompt is long."""
+        if prompt_tokens >= LONG_PREFILL_TOKENS:
+            with self.waiting(f"reading {prompt_tokens} tokens"):
+                first = next(pieces)
+            yield first
+        yield from pieces
+
+    def _progress(self, *columns: ProgressColumn) -> Progress:
+        # Not redirected: standard output must stay what it is, whatever is shown on standard error.
+        return Progress(*columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def load(self, config: EngineConfig) -> Engine:
+        """An engine, with progress while its models load."""
+        if not self.shows_progress:
+            return Engine(build(config))
+        columns = (TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn())
+        with self._progress(*columns) as progress:
+            tasks: dict[str, TaskID] = {}
+
+            def show(name: str, share: float) -> None:
+                if name not in tasks:
+                    tasks[name] = progress.add_task(name, total=1.0)
+                progress.update(tasks[name], completed=share)
+
+            return Engine(build(config, show))
+
+
+class _OneLine(logging.Handler):
+    """Warnings as one line, without traceback: what failed is reported by whoever asked for it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"forerun: {' '.join(record.getMessage().split())}\n")
