@@ -65,16 +65,17 @@ PromptBoundary.START = PromptBoundary(0, 0)
 
 
 def as_tokens(tokens: Iterable[int] | Tokens) -> Tokens:
-    """Token ids as a read-only int32 array. Raises ValueError for anything but a flat row of ids in [0, 2**31)."""
+    """Token ids as a read-only int32 array. Raises ValueError for anything but a flat row of ids in [0, 2**31).
+
+    Always a copy: even a read-only array may be a view of one that somebody else goes on writing to.
+    """
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
-        array = tokens
+        array = tokens.copy()
     else:
         array = _checked_int32(tokens)
     if array.size and int(array.min()) < 0:
         raise ValueError(f"token ids are not negative, got {int(array.min())}")
-    if array.flags.writeable:
-        array = array.copy()
-        array.flags.writeable = False
+    array.flags.writeable = False
     return array
 
 
