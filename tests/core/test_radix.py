@@ -1,0 +1,136 @@
+"""The radix tree, against a dict of layouts that is searched from end to end."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from forerun.core import radix
+from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment
+from forerun.core.radix import PrefixTree, SharedPrefix
+from tests.core.strategies import layouts, token_ids
+
+owners = st.integers(0, 5)
+
+
+def naive_match(contents: dict[int, PromptLayout], prompt: PromptLayout) -> list[SharedPrefix]:
+    shared = {owner: layout.common_prefix(prompt) for owner, layout in contents.items()}
+    deepest_first = sorted(set(shared.values()), key=lambda b: b.logical_tokens, reverse=True)
+    return [
+        SharedPrefix(boundary, frozenset(owner for owner, its in shared.items() if its == boundary))
+        for boundary in deepest_first
+        if boundary.logical_tokens
+    ]
+
+
+class TreeAgainstDict(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = PrefixTree()
+        self.contents: dict[int, PromptLayout] = {}
+
+    @rule(owner=owners, layout=layouts)
+    def insert(self, owner: int, layout: PromptLayout) -> None:
+        self.tree.insert(owner, layout)
+        self.contents[owner] = layout
+
+    @rule(owner=owners, data=st.data(), tail=layouts)
+    @precondition(lambda self: self.contents)
+    def insert_beside_another(self, owner: int, data: st.DataObject, tail: PromptLayout) -> None:
+        other = self.contents[data.draw(st.sampled_from(sorted(self.contents)))]
+        cut = other.boundary_at_or_after(data.draw(st.integers(0, other.logical_tokens)))
+        assert cut is not None
+        self.insert(owner, other.prefix(cut).extended(tail.segments))
+
+    @rule(data=st.data(), tokens=st.lists(token_ids, min_size=1, max_size=6))
+    @precondition(lambda self: self.contents)
+    def extend(self, data: st.DataObject, tokens: list[int]) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.contents)))
+        segment = PromptSegment.text(tokens)
+        self.tree.extend(owner, segment)
+        self.contents[owner] = self.contents[owner].extended([segment])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.contents)
+    def remove(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.contents)))
+        self.tree.remove(owner)
+        del self.contents[owner]
+
+    @rule(prompt=layouts)
+    def look_up(self, prompt: PromptLayout) -> None:
+        assert self.tree.match(prompt) == naive_match(self.contents, prompt)
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.tree.check_integrity()
+        for owner, layout in self.contents.items():
+            assert owner in self.tree
+            assert self.tree.end_of(owner) == layout.end
+            assert self.tree.match(layout) == naive_match(self.contents, layout)
+
+    @invariant()
+    def containment_is_that_of_layouts(self) -> None:
+        for owner, other in itertools.permutations(self.contents, 2):
+            mine, theirs = self.contents[owner], self.contents[other]
+            assert self.tree.is_contained(owner, (other,)) == (mine.common_prefix(theirs) == mine.end)
+
+    def teardown(self) -> None:
+        for owner in list(self.contents):
+            self.tree.remove(owner)
+            self.tree.check_integrity()
+        assert not self.tree._root.children, "an empty tree has no nodes left"
+
+
+TestTreeAgainstDict = TreeAgainstDict.TestCase
+TestTreeAgainstDict.settings = settings(max_examples=100, stateful_step_count=30)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(token_ids, min_size=1, max_size=5)), max_size=20))
+def test_an_edge_that_outgrew_its_limit_goes_on_in_a_child(steps: list[tuple[int, list[int]]]) -> None:
+    contents = dict.fromkeys(range(3), PromptLayout())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(radix, "_JOIN_LIMIT", 3)
+        tree = PrefixTree()
+        for owner in contents:
+            tree.insert(owner, PromptLayout())
+        for owner, tokens in steps:
+            tree.extend(owner, PromptSegment.text(tokens))
+            contents[owner] = contents[owner].extended([PromptSegment.text(tokens)])
+            tree.check_integrity()
+    for layout in contents.values():
+        assert tree.match(layout) == naive_match(contents, layout)
+
+
+def test_inserting_again_replaces_what_was_there() -> None:
+    tree = PrefixTree()
+    tree.insert(1, PromptLayout.of_text([1, 2, 3]))
+    tree.insert(1, PromptLayout.of_text([4]))
+    assert tree.match(PromptLayout.of_text([1, 2, 3])) == []
+    assert tree.match(PromptLayout.of_text([4, 5])) == [SharedPrefix(PromptBoundary(1, 1), frozenset({1}))]
+
+
+def test_generated_tokens_never_reach_those_who_shared_the_prompt() -> None:
+    tree = PrefixTree()
+    prompt = PromptLayout.of_text([1, 2])
+    tree.insert(1, prompt)
+    tree.insert(2, prompt)
+    tree.extend(1, PromptSegment.text([3]))
+    assert tree.match(PromptLayout.of_text([1, 2, 3])) == [
+        SharedPrefix(PromptBoundary(3, 3), frozenset({1})),
+        SharedPrefix(PromptBoundary(2, 2), frozenset({2})),
+    ]
+
+
+def test_a_caller_who_holds_the_extension_cannot_change_the_tree() -> None:
+    tree = PrefixTree()
+    grown = np.array([3, 4], np.int32)
+    tree.insert(1, PromptLayout.of_text([1]))
+    tree.extend(1, PromptSegment.text(grown))
+    grown[:] = 9
+    assert tree.match(PromptLayout.of_text([1, 3, 4]))[0].boundary == PromptBoundary(3, 3)
