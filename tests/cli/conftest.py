@@ -1,0 +1,43 @@
+"""The command line in this process, on the fake model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from forerun.cli import app
+from forerun.compose import EngineConfig
+from forerun.engine.parts import EngineParts
+from forerun.testing import FakeRunner
+from tests.engine.support import fake_parts
+
+Forerun = Callable[..., Result]
+
+
+class FakeBuild:
+    """Stands for compose.build; a test may set the runner and look at the configuration."""
+
+    def __init__(self) -> None:
+        self.runner: FakeRunner | None = None
+        self.configs: list[EngineConfig] = []
+
+    def __call__(self, config: EngineConfig, progress: object = None) -> EngineParts:
+        del progress
+        self.configs.append(config)
+        return fake_parts(self.runner, n_ctx=config.n_ctx or 256)
+
+
+@pytest.fixture
+def fake_build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    build = FakeBuild()
+    monkeypatch.setattr("forerun.cli.terminal.build", build)
+    return build
+
+
+@pytest.fixture
+def forerun(fake_build: FakeBuild) -> Forerun:
+    """Runs `forerun ARGUMENTS...` on the fake model."""
+    del fake_build
+    return lambda *arguments, stdin=None: CliRunner().invoke(app, arguments, input=stdin)

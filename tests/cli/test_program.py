@@ -1,0 +1,167 @@
+"""The program itself: real processes, real models, real signals and pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.model
+
+FORERUN = (sys.executable, "-m", "forerun")
+SMALL = ("--threads", "1", "--n-ctx", "512")
+ENDLESS = ("smollm2", "Count.", "--max-tokens", "400", "--ignore-eos", *SMALL)
+
+
+def forerun(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FORERUN, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("forerun: ")
+    assert all(word in line for word in words), line
+
+
+def test_run_answers_with_json_and_shares_the_prefix_of_its_prompts() -> None:
+    result = forerun("run", "smollm2", "Why is the sky blue?", "Name a colour.", "--json", "--max-tokens", "4", *SMALL)
+    assert result.returncode == 0, result.stderr
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert first["text"].startswith("The sky")
+    assert first["usage"]["cached_tokens"] == 0
+    assert second["usage"]["cached_tokens"] > 20
+
+
+def test_the_second_turn_of_a_chat_finds_the_whole_first_turn_cached() -> None:
+    result = forerun("chat", "smollm2", "--max-tokens", "12", *SMALL, stdin="My name is Bob.\nWhat is my name?\n")
+    assert result.returncode == 0, result.stderr
+    first, second = result.stderr.splitlines()
+    prompt, output = int(first.split()[0]), int(first.split(", ")[1].split()[0])
+    assert f"({prompt + output - 1} cached)" in second
+
+
+def test_standard_input_and_a_pipe_work() -> None:
+    result = forerun("run", "smollm2", "-", "--max-tokens", "4", *SMALL, stdin="Why is the sky blue?")
+    assert (result.returncode, result.stdout[:7]) == (0, "The sky")
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "text", "cut short", "flipped header"])
+def test_a_broken_model_file_ends_in_one_line(kind: str, tmp_path: Path, smollm2_path: Path) -> None:
+    """Case O1."""
+    path = tmp_path / "model.gguf"
+    with smollm2_path.open("rb") as file:
+        head = file.read(4_000_000)
+    contents: dict[str, bytes] = {
+        "empty": b"",
+        "text": b"Dear model,\n" * 100,
+        "cut short": head,
+        "flipped header": head[:8] + bytes(byte ^ 0xFF for byte in head[8:64]) + head[64:],
+    }
+    if kind == "directory":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_bytes(contents[kind])
+    assert_refused(forerun("run", str(path), "Hello", *SMALL), str(path))
+
+
+def test_an_unknown_model_name_lists_the_known_ones() -> None:
+    assert_refused(forerun("run", "nosuchmodel", "Hello"), "nosuchmodel", "smollm2")
+
+
+def test_a_draft_that_does_not_fit_is_refused_at_start(
+    tiny_foreign_path: Path, tiny_permuted_path: Path, tiny_dense_path: Path, tmp_path: Path
+) -> None:
+    """Case O2."""
+    missing = tmp_path / "missing.gguf"
+    for target, draft in (
+        ("smollm2", tiny_foreign_path),
+        (str(tiny_dense_path), tiny_permuted_path),
+        (str(tiny_dense_path), missing),
+    ):
+        assert_refused(forerun("run", target, "Hello", "--draft", str(draft), *SMALL), str(draft))
+
+
+@pytest.mark.parametrize("fixture", ["tiny_swa_path", "tiny_hybrid_path", "tiny_recurrent_path"])
+def test_models_whose_memory_cannot_be_cut_back_are_refused_for_now(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(fixture)
+    assert_refused(forerun("run", str(path), "Hello", "--raw", *SMALL), str(path), "checkpoints")
+
+
+def test_a_draft_model_drafts(tiny_dense_path: Path, tiny_medium_draft_path: Path) -> None:
+    arguments: list[Any] = ["run", str(tiny_dense_path), "Hello there", "--raw", "--max-tokens", "32", "--ignore-eos"]
+    plain = forerun(*arguments, *SMALL)
+    drafted = forerun(*arguments, "--draft", str(tiny_medium_draft_path), "--speculation", "4", *SMALL)
+    assert (plain.returncode, drafted.returncode) == (0, 0), drafted.stderr
+    assert "drafts accepted" in drafted.stderr
+    assert "drafts accepted" not in plain.stderr
+
+
+def test_ctrl_c_ends_quietly_with_130() -> None:
+    with subprocess.Popen(
+        [*FORERUN, "run", *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        process.stdout.read()
+        assert process.wait(20) == 130
+        assert process.stderr.read() == ""
+    assert time.monotonic() - started < 5
+
+
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    with subprocess.Popen(
+        [*FORERUN, "run", *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(20) == 141
+        assert process.stderr.read() == ""
+
+
+def test_a_library_user_needs_five_lines() -> None:
+    script = """
+from forerun import Engine, SamplingParams
+with Engine.load("smollm2", n_ctx=512) as engine:
+    for output in engine.generate(["Why is the sky blue?"], SamplingParams(max_tokens=64)):
+        print(output.text, output.usage)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Usage(prompt_tokens=6, cached_tokens=0" in result.stdout
+
+
+def test_an_engine_that_nobody_closed_does_not_disturb_the_end_of_the_program() -> None:
+    script = """
+from forerun import Engine, SamplingParams
+engine = Engine.load("smollm2", n_ctx=512, n_threads=1)
+stream = engine.stream("Once upon", SamplingParams(max_tokens=400, ignore_eos=True))
+print(bool(next(stream).token_ids))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
+
+
+def test_importing_forerun_and_its_help_do_not_load_llama_cpp() -> None:
+    script = """
+import sys
+import forerun, forerun.engine.engine, forerun.engine.async_engine, forerun.cli.run, forerun.cli.chat
+sys.exit("llama_cpp" in sys.modules or "forerun.native" in sys.modules)
+"""
+    environment = os.environ | {"PYTHONPATH": "src"}
+    assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=False).returncode == 0
