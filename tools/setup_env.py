@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ LOCK = ROOT / "requirements.lock"
 PYTHON = VENV / "bin" / "python"
 OLDEST = (3, 11)
 HEARTBEAT = 15.0
+PHASES = ("Collecting", "Processing", "Installing", "Preparing", "Building", "Successfully")
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -43,6 +45,9 @@ def main() -> int:
     except SetupError as error:
         say(f"set-up failed: {error}")
         return 1
+    except KeyboardInterrupt:
+        say("set-up interrupted: the next run starts it again")
+        return 130
     return 0
 
 
@@ -124,7 +129,12 @@ def pip(*arguments: str) -> None:
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=build_environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=build_environment(),
+            start_new_session=True,  # a group of its own, which can be ended whole: pip, cmake, compilers
         )
         code = wait(process, started)
     if code:
@@ -137,8 +147,8 @@ def wait(process: subprocess.Popen[bytes], started: float) -> int:
             return process.wait(timeout=HEARTBEAT)
         except subprocess.TimeoutExpired:
             say(f"  {elapsed(started)}: {phase()}")
-        except BaseException:  # Ctrl-C: pip must not go on alone
-            process.terminate()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGTERM)
             raise
 
 
@@ -150,7 +160,7 @@ def build_environment() -> dict[str, str]:
 def phase() -> str:
     """What pip is doing, from its log."""
     lines = [line.strip() for line in LOG.read_text(errors="replace").splitlines()]
-    last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
+    last = next((line for line in reversed(lines) if line.startswith(PHASES)), "starting pip")
     if "Building wheel for llama" in last:
         return f"compiling llama-cpp-python on {os.cpu_count()} cores (once; pip keeps the result)"
     return last[:100]
