@@ -32,7 +32,7 @@ class BatchPlanner:
         self.max_rows = max_rows
         self.rows_beside_decode = min(rows_beside_decode, max_rows)
         self.quantum = quantum
-        self._last_served = -1
+        self._turn = 0
 
     def prefill_budget(self, decode_rows: int, free_cells: int) -> int:
         """Prefill rows that a step with `decode_rows` decode and draft rows has room for."""
@@ -43,6 +43,7 @@ class BatchPlanner:
         """Rows granted to each key (keys without rows left out). The turn goes on from where the last step ended.
 
         A media span larger than the budget goes when its turn comes first; callers offer it only where cells suffice.
+        Whoever got nothing begins the next step, so that text which always fits cannot keep such a span waiting.
         """
         ordered = self._in_turn(demands)
         granted: dict[int, int] = {}
@@ -57,13 +58,16 @@ class BatchPlanner:
                 if rows > 0:
                     granted[demand.key] = granted.get(demand.key, 0) + rows
                     budget -= rows
-                    self._last_served = demand.key
+                    self._turn = demand.key + 1
                 if rows < left and budget > 0:
                     unserved.append(demand)
             waiting = unserved
+        passed_over = next((demand.key for demand in ordered if demand.key not in granted), None)
+        if passed_over is not None:
+            self._turn = passed_over
         return granted
 
     def _in_turn(self, demands: Sequence[PrefillDemand]) -> list[PrefillDemand]:
         ordered = sorted(demands, key=lambda demand: demand.key)
-        first = next((i for i, demand in enumerate(ordered) if demand.key > self._last_served), 0)
+        first = next((i for i, demand in enumerate(ordered) if demand.key >= self._turn), 0)
         return ordered[first:] + ordered[:first]

@@ -288,8 +288,19 @@ class SequencePool:
         return operations
 
     @property
-    def has_operations(self) -> bool:
-        return bool(self._operations)
+    def pending_operations(self) -> tuple[KvOperation, ...]:
+        """What `take_operations` would give."""
+        return tuple(self._operations)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether native memory still has to change: operations wait, or ids to be cleared."""
+        return bool(self._operations or self._quarantined)
+
+    @property
+    def quarantined(self) -> frozenset[int]:
+        """Ids whose native content is unknown until they are cleared."""
+        return frozenset(self._quarantined)
 
     @property
     def idle(self) -> dict[int, ReusablePrefix]:

@@ -12,6 +12,7 @@ from forerun.errors import ForerunError, InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_LOGIT_BIAS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class SamplingParams:
     penalty_last_n: int = 64
     """How many of the latest tokens (prompt included) penalties look at; 0 none, -1 all."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids: -100 to 100, or -inf, which bans a token whatever its logit."""
     seed: int | None = None
     """Same seed, same answer. None draws one for the request."""
     stop: tuple[str, ...] = ()
@@ -51,14 +53,15 @@ class SamplingParams:
         object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids, int))
         for name, low, high in _RANGES:
-            _check_range(name, getattr(self, name), low, high)
-        _check_integer("top_k", self.top_k)
-        _check_integer("penalty_last_n", self.penalty_last_n)
-        for name in ("max_tokens", "seed", "logprobs", "speculation"):
-            if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name))
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            _check_range(name, value, low, high)
+            if name in _WHOLE_NUMBERS:
+                _check_integer(name, value)
         self._check_stops()
         self._check_logit_bias()
+        _check_bool("ignore_eos", self.ignore_eos)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
@@ -69,12 +72,21 @@ class SamplingParams:
             raise InvalidRequestError("stop_token_ids", f"token ids are not negative, got {min(self.stop_token_ids)}")
 
     def _check_logit_bias(self) -> None:
-        entries: list[tuple[object, object]] = list(self.logit_bias.items())
-        for token, bias in entries:
+        given: object = self.logit_bias
+        if not isinstance(given, Mapping):
+            raise InvalidRequestError("logit_bias", f"maps token ids to numbers, got {given!r}")
+        object.__setattr__(self, "logit_bias", dict(given))  # the caller may go on changing theirs
+        for token, bias in given.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise InvalidRequestError("logit_bias", f"keys are token ids (0 and up), got {token!r}")
-            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+            if isinstance(bias, bool) or not isinstance(bias, int | float):
                 raise InvalidRequestError("logit_bias", f"the bias of token {token} is a number, got {bias!r}")
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS and bias != -math.inf:  # also refuses NaN
+                raise InvalidRequestError(
+                    "logit_bias",
+                    f"the bias of token {token} must lie between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, "
+                    f"or be -inf, got {bias!r}",
+                )
 
     @property
     def is_greedy(self) -> bool:
@@ -96,15 +108,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("logprobs", 0, MAX_LOGPROBS),
     ("speculation", 0, 64),
 )
+_WHOLE_NUMBERS = frozenset({"max_tokens", "top_k", "penalty_last_n", "seed", "logprobs", "speculation"})
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "speculation"})
 
 
 def _check_range(name: str, value: object, low: float, high: float) -> None:
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequestError(name, f"must be a number, got {value!r}")
     if not low <= value <= high:  # also refuses NaN
-        raise InvalidRequestError(name, f"must lie between {low:g} and {high:g}, got {value!r}")
+        raise InvalidRequestError(name, f"must lie between {low} and {high}, got {value!r}")
 
 
 def _check_integer(name: str, value: object) -> None:
@@ -112,8 +124,13 @@ def _check_integer(name: str, value: object) -> None:
         raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
 
 
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(name, f"must be true or false, got {value!r}")
+
+
 def _as_tuple(name: str, value: object, kind: type) -> tuple[object, ...]:
-    if isinstance(value, kind):
+    if isinstance(value, kind) and not isinstance(value, bool):
         return (value,)
     if not isinstance(value, tuple | list):
         raise InvalidRequestError(name, f"must be a {kind.__name__} or a list of them, got {value!r}")

@@ -129,7 +129,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: requests are there, or memory waits for operations."""
-        return bool(self._requests) or self.pool.has_operations
+        return bool(self._requests) or self.pool.has_work
 
     @property
     def stats(self) -> SchedulerStats:
@@ -192,7 +192,8 @@ class Scheduler:
             return []
         demands = [self._demand(state) for state in states]
         budget = self._planner.prefill_budget(decode_rows, 2**31)
-        self.pool.make_room(decode_rows + min(budget, sum(demand.rows for demand in demands)))
+        wanted = min(budget, sum(demand.rows for demand in demands))
+        self.pool.make_room(decode_rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0))
         free = self.pool.target_cells.free - decode_rows
         demands = [demand for demand in demands if not demand.whole or demand.rows <= free]
         granted = self._planner.share(demands, min(budget, free))
@@ -376,23 +377,30 @@ class Scheduler:
 
     def _recover(self, plan: StepPlan, failure: StepFailure, now: float) -> list[OutputDelta]:
         """Rebuild everyone in a failed step from their tokens, one at a time; who fails alone again gets the error."""
-        touched = _touched(plan)
+        touched, evaluated = _touched(plan), set(plan.sequence_ids())
         states = [self._running[key] for key in touched if key in self._running]
-        culprit = states[0] if len(states) == 1 and states[0].is_suspect else None
+        suspects = [state for state in states if _sequence(state).id in evaluated]
+        culprit = suspects[0] if len(suspects) == 1 and suspects[0].is_suspect else None
         for sequence_id in touched:
             self.pool.quarantine_idle(sequence_id)
         for state in reversed(states):
             del self._running[_sequence(state).id]
             self.pool.quarantine(_sequence(state))
             self._forget_memory(state)
-            state.is_suspect = True
             self._waiting.appendleft(state)
+        for state in suspects:
+            state.is_suspect = True
         if culprit is None:
             return []
         error = StepFailedError(f"{failure.kind.value}: {failure.message}")
         return [self._finish(culprit, culprit.delta("", (), None, FinishReason.ERROR, now, error))]
 
     # --- looking in ----------------------------------------------------------
+
+    def request_of(self, sequence_id: int) -> str | None:
+        """The id of the request that runs on a sequence."""
+        state = self._running.get(sequence_id)
+        return state.request.id if state else None
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the scheduler, the pool and the requests contradict each other."""

@@ -27,6 +27,8 @@ class TextStream:
 
     def push(self, piece: bytes) -> str:
         """Add a token's bytes; returns the text that can now be shown."""
+        if self.stopped:
+            return ""
         text = self._decoder.decode(piece)
         if not self._stops or not text:
             return text
@@ -35,7 +37,7 @@ class TextStream:
     def finish(self) -> str:
         """The answer ends for another reason: what was held back is shown, an unfinished character is not."""
         text, self._held = self._held, ""
-        return "" if self.stopped else text
+        return text
 
     def _cut_at_stop(self, text: str) -> str:
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]

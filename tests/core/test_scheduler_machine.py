@@ -1,0 +1,237 @@
+"""Random schedules on the FakeRunner: whatever arrives, is cancelled or fails, answers are those of the naive oracle.
+
+The invariants are those of design/scheduler.md section 6 that apply to the resident engine. A longer hunt:
+FORERUN_MACHINE_EXAMPLES=5000 pytest tests/core/test_scheduler_machine.py
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forerun.core.config import SchedulerConfig
+from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.request import FinishReason, OutputDelta, Request, SamplingParams
+from forerun.core.scheduler import Scheduler
+from forerun.core.step import FailureKind, ForkSequence, StepFailure, StepPlan
+from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
+
+VOCABULARY = FakeVocabulary()
+
+texts = st.lists(st.sampled_from([0, 0, 0, 1, 3, 4]), min_size=1, max_size=24)
+images = st.builds(
+    PromptSegment.media,
+    identity=st.sampled_from(["image-a", "image-b"]),
+    logical_tokens=st.sampled_from([3, 7]),
+    native_positions=st.sampled_from([1, 3]),
+)
+layouts = st.one_of(
+    texts.map(PromptLayout.of_text),
+    st.builds(lambda head, n: PromptLayout.of_text([0] * n + head), texts, st.integers(0, 12)),
+    st.builds(
+        lambda head, image, tail: PromptLayout([PromptSegment.text(head), image, PromptSegment.text(tail)]),
+        st.lists(st.sampled_from([0, 1]), max_size=3),
+        images,
+        st.lists(st.sampled_from([0, 1]), max_size=6),
+    ),
+)
+parameters = st.builds(
+    SamplingParams,
+    max_tokens=st.one_of(st.none(), st.integers(1, 12)),
+    temperature=st.sampled_from([0.0, 0.0, 1.5]),
+    seed=st.integers(0, 3),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.7]),
+    stop=st.sampled_from([(), (), ("ab",), ("aé", "bb")]),
+    ignore_eos=st.booleans(),
+    speculation=st.sampled_from([None, None, 0, 2]),
+    logprobs=st.sampled_from([None, None, 2]),
+)
+configs = st.builds(
+    lambda n_ctx, spare_ids, seqs, rows, beside, quantum, speculation, draft, tokens: SchedulerConfig(
+        n_ctx=n_ctx,
+        n_seq_max=seqs + spare_ids,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(rows, seqs),
+        prefill_rows_beside_decode=beside,
+        prefill_quantum=quantum,
+        speculation=speculation,
+        draft_n_ctx=draft,
+        min_prefix_tokens=tokens,
+    ),
+    n_ctx=st.sampled_from([24, 40, 96]),
+    spare_ids=st.integers(0, 5),
+    seqs=st.integers(1, 4),
+    rows=st.sampled_from([4, 8, 64]),
+    beside=st.sampled_from([1, 4]),
+    quantum=st.sampled_from([1, 4]),
+    speculation=st.sampled_from([0, 1, 3, 6]),
+    draft=st.sampled_from([0, 12, 96]),
+    tokens=st.sampled_from([1, 4, 64]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One scheduler, one FakeRunner, any order of arrivals, steps, aborts and faults."""
+
+    @initialize(config=configs, quality=st.sampled_from([0.0, 0.7, 1.0]))
+    def start(self, config: SchedulerConfig, quality: float) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config, VOCABULARY)
+        drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, quality) if config.draft_n_ctx else None
+        self.runner = FakeRunner(config.n_ctx, VOCABULARY.size, drafter=drafter, faults=self.faults)
+        self.requests: dict[str, Request] = {}
+        self.deltas: dict[str, list[OutputDelta]] = {}
+        self.poisoned: set[str] = set()
+        self.struck: dict[str, int] = {}
+        """How many failed steps a request was part of: the second one, alone, ends it."""
+        self.fail_next = False
+        self.steps = 0
+        self.now = 0.0
+
+    def faults(self, plan: StepPlan) -> StepFailure | None:
+        failed = self.fail_next
+        self.fail_next = False
+        in_step = {self.scheduler.request_of(sequence_id) for sequence_id in plan.sequence_ids()}
+        if failed or in_step & self.poisoned:
+            self.struck.update({key: self.struck.get(key, 0) + 1 for key in in_step if key is not None})
+            return StepFailure(FailureKind.FAILED, "on demand")
+        return None
+
+    @rule(layout=layouts, params=parameters)
+    def arrive(self, layout: PromptLayout, params: SamplingParams) -> None:
+        if layout.logical_tokens > self.config.n_ctx or len(self.requests) - len(self.finished()) > 12:
+            return
+        request = Request(id=f"r{len(self.requests)}", prompt=layout, params=params, arrival=self.now)
+        self.requests[request.id] = request
+        self.deltas[request.id] = []
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        """The same prompt again, or an answer continued: what caches are for."""
+        earlier = data.draw(st.sampled_from(sorted(self.requests)))
+        tokens = [token for delta in self.deltas[earlier] for token in delta.tokens]
+        prompt = self.requests[earlier].prompt
+        more = data.draw(st.sampled_from([[], tokens, [*tokens, 0, 1], [1]]))
+        self.arrive(prompt.extended([PromptSegment.text(more)]), data.draw(parameters))
+
+    @rule()
+    def step(self) -> None:
+        self.steps += 1
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
+        assert sum(1 + len(row.drafts) for row in plan.decode) <= max(
+            self.config.max_num_batched_tokens, len(plan.decode)
+        )
+        assert [row.sequence_id for row in plan.decode] == sorted(row.sequence_id for row in plan.decode)
+        result = self.runner.execute(plan)
+        if result.failure is not None:
+            assert result.failure.message == "on demand", result.failure
+        for delta in self.scheduler.update(plan, result):
+            self.deltas[delta.request_id].append(delta)
+
+    @rule(steps=st.integers(2, 12))
+    def several_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+            self.memory_is_what_the_bookkeeping_says()
+
+    @precondition(lambda self: len(self.finished()) < len(self.requests))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        open_ids = sorted(self.requests.keys() - self.finished())
+        delta = self.scheduler.abort(data.draw(st.sampled_from(open_ids)), self.now)
+        assert delta is not None
+        self.deltas[delta.request_id].append(delta)
+        assert self.scheduler.abort(delta.request_id) is None
+
+    @rule()
+    def fail_the_next_step(self) -> None:
+        self.fail_next = True
+
+    @precondition(lambda self: len(self.finished()) < len(self.requests))
+    @rule(data=st.data())
+    def poison(self, data: st.DataObject) -> None:
+        """From now on every step with this request in it fails."""
+        self.poisoned.add(data.draw(st.sampled_from(sorted(self.requests.keys() - self.finished()))))
+
+    def finished(self) -> set[str]:
+        return {key for key, deltas in self.deltas.items() if deltas and deltas[-1].finish_reason is not None}
+
+    @invariant()
+    def bookkeeping_is_whole(self) -> None:
+        self.scheduler.check_integrity()
+
+    @invariant()
+    def memory_is_what_the_bookkeeping_says(self) -> None:
+        pool = self.scheduler.pool
+        changing = {
+            operation.target_id if isinstance(operation, ForkSequence) else operation.sequence_id
+            for operation in pool.pending_operations
+        } | pool.quarantined
+        for sequence_id in set(range(self.config.n_seq_max)) - changing:
+            assert self.runner.memory.held(sequence_id) == pool.target_cells.held(sequence_id)
+            if self.runner.drafter is not None:
+                assert self.runner.drafter.memory.held(sequence_id) == pool.draft_cells.held(sequence_id)
+        if not changing:
+            assert self.runner.memory.used == pool.target_cells.used
+
+    @invariant()
+    def answers_are_the_oracle_s(self) -> None:
+        for key in self.finished():
+            if key in getattr(self, "checked", set()):
+                continue
+            self.check_answer(key)
+            self.checked = {*getattr(self, "checked", set()), key}
+
+    def check_answer(self, key: str) -> None:
+        request, deltas = self.requests[key], self.deltas[key]
+        last = deltas[-1]
+        expected = naive_answer(request.prompt, request.params, VOCABULARY, self.config.n_ctx)
+        tokens = tuple(token for delta in deltas for token in delta.tokens)
+        text = "".join(delta.text for delta in deltas)
+        assert tokens == expected.tokens[: len(tokens)]
+        assert expected.text.startswith(text)
+        assert last.usage is not None
+        assert last.usage.output_tokens == len(tokens)
+        assert last.usage.cached_tokens < last.usage.prompt_tokens == request.prompt.logical_tokens
+        assert last.usage.accepted_tokens <= last.usage.drafted_tokens
+        if last.finish_reason is FinishReason.ERROR:
+            assert key in self.poisoned or self.struck[key] > 1
+        elif last.finish_reason is not FinishReason.ABORT:
+            assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
+            if request.params.logprobs is not None:
+                reported = [entry.token for delta in deltas for entry in delta.logprobs or ()]
+                assert tuple(reported) == tokens
+
+    def teardown(self) -> None:
+        """Everyone finishes within a bounded number of steps, and nothing leaks."""
+        if not hasattr(self, "scheduler"):
+            return
+        open_requests = [self.requests[key] for key in self.requests.keys() - self.finished()]
+        work = sum(self.config.n_ctx + request.prompt.logical_tokens for request in open_requests)
+        for _ in range(20 + 4 * work):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+            self.memory_is_what_the_bookkeeping_says()
+            self.scheduler.check_integrity()
+        assert not self.scheduler.has_work, f"still at work: {self.scheduler!r}"
+        assert self.finished() == self.requests.keys()
+        self.answers_are_the_oracle_s()
+        pool = self.scheduler.pool
+        assert pool.free_ids + pool.idle_ids == self.config.n_seq_max
+        assert pool.target_cells.used == pool.target_cells.held_together(list(pool.idle))
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=int(os.environ.get("FORERUN_MACHINE_EXAMPLES", "150")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+test_any_schedule_gives_the_oracle_s_answers = SchedulerMachine.TestCase
