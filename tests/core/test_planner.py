@@ -1,0 +1,102 @@
+"""Rows of one step: decode first, media whole, everybody's turn within a bounded number of steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core.planner import BatchPlanner, PrefillDemand
+
+demand_lists = st.lists(
+    st.builds(PrefillDemand, st.integers(0, 7), st.integers(1, 40), st.booleans()),
+    max_size=8,
+    unique_by=lambda demand: demand.key,
+)
+planners = st.builds(
+    BatchPlanner, st.integers(1, 32), rows_beside_decode=st.integers(1, 32), quantum=st.integers(1, 12)
+)
+
+
+@given(planners, st.lists(st.tuples(demand_lists, st.integers(0, 32)), max_size=6))
+def test_a_budget_is_exceeded_by_a_lone_media_span_only(
+    planner: BatchPlanner, steps: list[tuple[list[PrefillDemand], int]]
+) -> None:
+    for demands, budget in steps:
+        granted = planner.share(demands, budget)
+        asked = {demand.key: demand for demand in demands}
+        for key, rows in granted.items():
+            assert 1 <= rows <= asked[key].rows
+            assert rows == asked[key].rows or not asked[key].whole, "a media span was cut"
+        if sum(granted.values()) > budget:
+            (key,) = granted
+            assert asked[key].whole
+        if budget <= 0:
+            assert not granted
+
+
+@given(planners, demand_lists, st.integers(1, 32))
+def test_no_row_is_left_over_that_text_could_use(
+    planner: BatchPlanner, demands: list[PrefillDemand], budget: int
+) -> None:
+    granted = planner.share(demands, budget)
+    left = budget - sum(granted.values())
+    unserved = [d for d in demands if not d.whole and granted.get(d.key, 0) < d.rows]
+    assert left <= 0 or not unserved
+
+
+@given(planners, demand_lists.filter(bool), st.integers(1, 32))
+def test_everybody_is_served_within_as_many_steps_as_there_are_demands(
+    planner: BatchPlanner, demands: list[PrefillDemand], budget: int
+) -> None:
+    """The hardest case: all demands stay as they are for ever, as if the same kind of work kept coming in."""
+    planner.share([PrefillDemand(3, 5)], budget)
+    unserved = {demand.key for demand in demands}
+    for _ in demands:
+        unserved -= planner.share(demands, budget).keys()
+    assert not unserved
+
+
+@given(planners, demand_lists.filter(bool), st.integers(1, 32))
+def test_prefill_ends(planner: BatchPlanner, demands: list[PrefillDemand], budget: int) -> None:
+    left = {demand.key: demand for demand in demands}
+    for _ in range(sum(demand.rows for demand in demands)):
+        for key, rows in planner.share(list(left.values()), budget).items():
+            demand = left.pop(key)
+            if demand.rows > rows:
+                left[key] = PrefillDemand(key, demand.rows - rows)
+    assert not left
+
+
+def test_a_media_span_that_never_fits_beside_others_gets_a_step_of_its_own() -> None:
+    planner = BatchPlanner(128, rows_beside_decode=128, quantum=64)
+    demands = [PrefillDemand(1, 10_000), PrefillDemand(2, 576, whole=True), PrefillDemand(3, 10_000)]
+    assert [planner.share(demands, 128) for _ in range(3)] == [{1: 64, 3: 64}, {2: 576}, {3: 64, 1: 64}]
+
+
+def test_text_takes_turns_of_one_quantum() -> None:
+    planner = BatchPlanner(100, rows_beside_decode=100, quantum=10)
+    demands = [PrefillDemand(key, 1000) for key in range(4)]
+    assert [planner.share(demands, 20) for _ in range(3)] == [{0: 10, 1: 10}, {2: 10, 3: 10}, {0: 10, 1: 10}]
+
+
+def test_a_prompt_alone_takes_the_whole_step() -> None:
+    planner = BatchPlanner(100, rows_beside_decode=100, quantum=10)
+    assert planner.share([PrefillDemand(0, 1000)], 100) == {0: 100}
+
+
+@given(planners, st.integers(0, 40), st.integers(0, 100))
+def test_decode_rows_come_first_and_prefill_gets_what_is_left(planner: BatchPlanner, decode: int, free: int) -> None:
+    budget = planner.prefill_budget(decode, free)
+    assert budget >= 0
+    assert budget == 0 or budget + decode <= min(planner.max_rows, free)
+    if decode:
+        assert budget <= planner.rows_beside_decode
+    else:
+        assert budget == min(planner.max_rows, free)
+
+
+@pytest.mark.parametrize(("rows", "beside", "quantum"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_limits_without_rows_are_refused(rows: int, beside: int, quantum: int) -> None:
+    with pytest.raises(ValueError, match="row limits are positive"):
+        BatchPlanner(rows, rows_beside_decode=beside, quantum=quantum)
