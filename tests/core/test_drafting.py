@@ -1,0 +1,88 @@
+"""Drafters without a model, and how rows are shared among those who draft."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core.drafting import FixedDraftAllocator, NgramDrafter
+from forerun.core.history import MEDIA_TOKEN
+from forerun.core.step import DraftRequest
+
+histories = st.lists(st.sampled_from([0, 1, 2, MEDIA_TOKEN]), max_size=25)
+
+
+def propose(drafter: NgramDrafter, tokens: list[int], limit: int = 8) -> tuple[int, ...]:
+    (proposal,) = drafter.propose([DraftRequest(0, np.array(tokens, np.int32), held=0, limit=limit)])
+    return proposal
+
+
+def naive(tokens: list[int], longest: int, shortest: int, limit: int) -> tuple[int, ...]:
+    for length in range(longest, shortest - 1, -1):
+        tail = tokens[-length:]
+        for start in range(len(tokens) - length - 1, -1, -1):
+            if tokens[start : start + length] == tail:
+                following = tokens[start + length : start + length + max(limit, 0)]
+                stop = following.index(MEDIA_TOKEN) if MEDIA_TOKEN in following else len(following)
+                return tuple(following[:stop])
+    return ()
+
+
+@given(histories, st.integers(1, 4), st.integers(0, 3), st.integers(-1, 9))
+def test_a_proposal_is_what_followed_the_latest_longest_match(
+    tokens: list[int], shortest: int, more: int, limit: int
+) -> None:
+    drafter = NgramDrafter(longest=shortest + more, shortest=shortest)
+    assert propose(drafter, tokens, limit) == naive(tokens, shortest + more, shortest, limit)
+
+
+@given(histories, st.integers(-1, 9))
+def test_a_proposal_stays_within_its_limit_and_never_names_media(tokens: list[int], limit: int) -> None:
+    proposal = propose(NgramDrafter(), tokens, limit)
+    assert len(proposal) <= max(limit, 0)
+    assert all(token >= 0 for token in proposal)
+
+
+def test_a_longer_match_beats_a_later_one() -> None:
+    assert propose(NgramDrafter(), [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], limit=1) == (7,)
+
+
+def test_of_equal_matches_the_latest_is_followed() -> None:
+    assert propose(NgramDrafter(), [2, 3, 7, 2, 3, 8, 2, 3], limit=1) == (8,)
+
+
+def test_without_a_match_there_is_no_idea() -> None:
+    assert propose(NgramDrafter(), [1, 2, 3, 4]) == propose(NgramDrafter(), []) == propose(NgramDrafter(), [1]) == ()
+
+
+def test_each_request_is_answered_in_order() -> None:
+    rows = [[1, 2, 3, 1, 2], [5, 6], [7, 8, 9, 7, 8]]
+    requests = [DraftRequest(i, np.array(row, np.int32), held=0, limit=1) for i, row in enumerate(rows)]
+    assert NgramDrafter().propose(requests) == [(3,), (), (9,)]
+    assert NgramDrafter().propose([]) == []
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(1, 2), (0, 0), (3, 0)])
+def test_lengths_that_make_no_sense_are_refused(longest: int, shortest: int) -> None:
+    with pytest.raises(ValueError, match="n-gram lengths"):
+        NgramDrafter(longest=longest, shortest=shortest)
+
+
+@given(st.lists(st.integers(-1, 10)), st.integers(-5, 40), st.integers(0, 8))
+def test_nobody_drafts_more_than_wanted_and_all_together_no_more_than_there_are_rows(
+    wanted: list[int], spare: int, maximum: int
+) -> None:
+    granted = FixedDraftAllocator(maximum).allocate(wanted, spare)
+    assert len(granted) == len(wanted)
+    assert all(got <= max(0, min(want, maximum)) for got, want in zip(granted, wanted, strict=True))
+    assert sum(max(got, 0) for got in granted) <= max(spare, 0)
+
+
+def test_with_rows_enough_everybody_drafts_what_they_want() -> None:
+    assert FixedDraftAllocator(4).allocate([2, 9, 0, 4], 100) == [2, 4, 0, 4]
+
+
+def test_short_rows_are_shared_equally() -> None:
+    assert FixedDraftAllocator(8).allocate([8, 8, 0, 8], 10) == [3, 3, 0, 3]
