@@ -11,21 +11,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from forerun.core import radix
-from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment
-from forerun.core.radix import PrefixTree, SharedPrefix
+from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.radix import PrefixTree
 from tests.core.strategies import layouts, token_ids
 
 owners = st.integers(0, 5)
 
 
-def naive_match(contents: dict[int, PromptLayout], prompt: PromptLayout) -> list[SharedPrefix]:
-    shared = {owner: layout.common_prefix(prompt) for owner, layout in contents.items()}
-    deepest_first = sorted(set(shared.values()), key=lambda b: b.logical_tokens, reverse=True)
-    return [
-        SharedPrefix(boundary, frozenset(owner for owner, its in shared.items() if its == boundary))
-        for boundary in deepest_first
-        if boundary.logical_tokens
-    ]
+Matches = list[tuple[int, frozenset[int]]]
+"""Shared logical tokens and who shares just so many, deepest first."""
+
+
+def naive_match(contents: dict[int, PromptLayout], prompt: PromptLayout) -> Matches:
+    shared = {owner: layout.common_prefix(prompt).logical_tokens for owner, layout in contents.items()}
+    depths = sorted({depth for depth in shared.values() if depth}, reverse=True)
+    return [(depth, frozenset(owner for owner, its in shared.items() if its == depth)) for depth in depths]
+
+
+def match(tree: PrefixTree, prompt: PromptLayout) -> Matches:
+    seen: set[int] = set()
+    result: Matches = []
+    for depth, owners in tree.match(prompt):
+        fresh = frozenset(owners - seen)
+        assert owners >= seen, "owners of a deeper match are among those of a shallower one"
+        if fresh:
+            result.append((depth, fresh))
+        seen |= fresh
+    return result
 
 
 class TreeAgainstDict(RuleBasedStateMachine):
@@ -64,7 +76,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(prompt=layouts)
     def look_up(self, prompt: PromptLayout) -> None:
-        assert self.tree.match(prompt) == naive_match(self.contents, prompt)
+        assert match(self.tree, prompt) == naive_match(self.contents, prompt)
 
     @invariant()
     def is_sound(self) -> None:
@@ -72,7 +84,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         for owner, layout in self.contents.items():
             assert owner in self.tree
             assert self.tree.end_of(owner) == layout.end
-            assert self.tree.match(layout) == naive_match(self.contents, layout)
+            assert match(self.tree, layout) == naive_match(self.contents, layout)
 
     @invariant()
     def containment_is_that_of_layouts(self) -> None:
@@ -104,15 +116,15 @@ def test_an_edge_that_outgrew_its_limit_goes_on_in_a_child(steps: list[tuple[int
             contents[owner] = contents[owner].extended([PromptSegment.text(tokens)])
             tree.check_integrity()
     for layout in contents.values():
-        assert tree.match(layout) == naive_match(contents, layout)
+        assert match(tree, layout) == naive_match(contents, layout)
 
 
 def test_inserting_again_replaces_what_was_there() -> None:
     tree = PrefixTree()
     tree.insert(1, PromptLayout.of_text([1, 2, 3]))
     tree.insert(1, PromptLayout.of_text([4]))
-    assert tree.match(PromptLayout.of_text([1, 2, 3])) == []
-    assert tree.match(PromptLayout.of_text([4, 5])) == [SharedPrefix(PromptBoundary(1, 1), frozenset({1}))]
+    assert match(tree, PromptLayout.of_text([1, 2, 3])) == []
+    assert match(tree, PromptLayout.of_text([4, 5])) == [(1, frozenset({1}))]
 
 
 def test_generated_tokens_never_reach_those_who_shared_the_prompt() -> None:
@@ -121,9 +133,9 @@ def test_generated_tokens_never_reach_those_who_shared_the_prompt() -> None:
     tree.insert(1, prompt)
     tree.insert(2, prompt)
     tree.extend(1, PromptSegment.text([3]))
-    assert tree.match(PromptLayout.of_text([1, 2, 3])) == [
-        SharedPrefix(PromptBoundary(3, 3), frozenset({1})),
-        SharedPrefix(PromptBoundary(2, 2), frozenset({2})),
+    assert match(tree, PromptLayout.of_text([1, 2, 3])) == [
+        (3, frozenset({1})),
+        (2, frozenset({2})),
     ]
 
 
@@ -133,4 +145,4 @@ def test_a_caller_who_holds_the_extension_cannot_change_the_tree() -> None:
     tree.insert(1, PromptLayout.of_text([1]))
     tree.extend(1, PromptSegment.text(grown))
     grown[:] = 9
-    assert tree.match(PromptLayout.of_text([1, 3, 4]))[0].boundary == PromptBoundary(3, 3)
+    assert match(tree, PromptLayout.of_text([1, 3, 4]))[0][0] == 3

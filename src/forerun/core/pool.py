@@ -127,19 +127,18 @@ class SequencePool:
 
     def find(self, prompt: PromptLayout) -> PrefixMatch | None:
         """The best source of a prefix of `prompt` among idle and running sequences, without taking it."""
-        best = -1
-        best_id = promised_by = -1
+        best = best_id = promised_by = -1
         promised = 0
-        for shared in self._tree.match(prompt):
-            depth = shared.boundary.logical_tokens
+        for depth, owners in self._tree.match(prompt):
             if depth <= best:
                 break
-            for owner in shared.owners:
-                held = depth if owner in self._idle else min(depth, self.target_cells.held(owner))
-                if held > best or (held == best and owner in self._idle):
+            for owner in owners:
+                is_idle = owner in self._idle
+                held = depth if is_idle else min(depth, self.target_cells.held(owner))
+                if held > best or (held == best and is_idle):
                     best, best_id = held, owner
             if depth > promised:
-                promised, promised_by = depth, max(shared.owners, key=self.target_cells.held)
+                promised, promised_by = depth, max(owners, key=self.target_cells.held)
         if promised_by < 0:
             return None
         boundary, later = prompt.boundary_at_or_before(best), prompt.boundary_at(promised)

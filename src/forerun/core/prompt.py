@@ -22,7 +22,7 @@ Tokens: TypeAlias = NDArray[np.int32]
 """A one-dimensional array of token ids."""
 
 INT32_MAX = 2**31 - 1
-_COMPARE_CHUNK = 8192
+_FIRST_COMPARE, _COMPARE = 1024, 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def shared_length(a: Tokens, b: Tokens) -> int:
     """How many leading tokens two arrays share; compares in chunks, so an early difference is found early."""
     limit = min(a.size, b.size)
     start = 0
-    size = 64
+    size = _FIRST_COMPARE
     while start < limit:
         stop = min(start + size, limit)
         different = a[start:stop] != b[start:stop]
@@ -102,7 +102,7 @@ def shared_length(a: Tokens, b: Tokens) -> int:
         if different[first]:
             return start + first
         start = stop
-        size = min(size * 8, _COMPARE_CHUNK)
+        size = _COMPARE
     return limit
 
 

@@ -12,8 +12,7 @@ prompt up costs its own length, not the number of owners.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Set
 from typing import TypeAlias
 
 import numpy as np
@@ -36,14 +35,6 @@ class _Node:
         self.end: PromptBoundary = _after(parent.end if parent else PromptBoundary.START, segment)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """Owners that hold, or will hold, a prompt up to `boundary`."""
-
-    boundary: PromptBoundary
-    owners: frozenset[int]
-
-
 def _after(start: PromptBoundary, segment: PromptSegment) -> PromptBoundary:
     return PromptBoundary(
         start.logical_tokens + segment.logical_tokens, start.native_position + segment.native_positions
@@ -54,13 +45,14 @@ def _key(segment: PromptSegment) -> _Key:
     return segment.media_span or int(segment.tokens[0])
 
 
-def _cut(segment: PromptSegment, at: int) -> tuple[PromptSegment, PromptSegment]:
-    return PromptSegment(segment.tokens[:at], None), PromptSegment(segment.tokens[at:], None)
+def _tail(segment: PromptSegment, at: int) -> PromptSegment:
+    """What of a segment lies at and after `at`; media is never cut."""
+    return segment if at == 0 else PromptSegment(segment.tokens[at:], None)
 
 
-def _match(edge: PromptSegment, segment: PromptSegment) -> int:
-    """Logical tokens that an edge and a segment with the same key share."""
-    return edge.logical_tokens if edge.is_media else shared_length(edge.tokens, segment.tokens)
+def _shared(edge: PromptSegment, segment: PromptSegment, at: int) -> int:
+    """Logical tokens that an edge shares with a segment from `at` on, their keys being equal."""
+    return edge.logical_tokens if edge.is_media else shared_length(edge.tokens, segment.tokens[at:])
 
 
 class PrefixTree:
@@ -83,7 +75,7 @@ class PrefixTree:
         """Set an owner's content."""
         if owner in self._leaves:
             self.remove(owner)
-        self._descend(self._root, list(layout.segments), owner)
+        self._descend(self._root, layout.segments, owner)
 
     def extend(self, owner: int, segment: PromptSegment) -> None:
         """Append text to an owner's content."""
@@ -100,30 +92,30 @@ class PrefixTree:
         else:
             self._descend(leaf, [segment], owner)
 
-    def _descend(self, node: _Node, rest: list[PromptSegment], owner: int) -> None:
+    def _descend(self, node: _Node, segments: Iterable[PromptSegment], owner: int) -> None:
         node.owners.add(owner)
-        rest = rest[::-1]
-        while rest:
-            segment = rest.pop()
-            child = node.children.get(_key(segment))
-            if child is None:
-                child = _Node(node, segment, set())
-                node.children[_key(segment)] = child
-            else:
-                shared = _match(child.segment, segment)
-                if shared < child.segment.logical_tokens:
-                    child = self._split(child, shared)
-                if shared < segment.logical_tokens:
-                    rest.append(_cut(segment, shared)[1])
-            child.owners.add(owner)
-            node = child
+        for segment in segments:
+            at = 0
+            while at < segment.logical_tokens:
+                key = segment.media_span or int(segment.tokens[at])
+                child = node.children.get(key)
+                if child is None:
+                    child = _Node(node, _tail(segment, at), set())
+                    node.children[key] = child
+                else:
+                    shared = _shared(child.segment, segment, at)
+                    if shared < child.segment.logical_tokens:
+                        child = self._split(child, shared)
+                child.owners.add(owner)
+                at += child.segment.logical_tokens
+                node = child
         self._leaves[owner] = node
 
     def _split(self, lower: _Node, at: int) -> _Node:
         """Cut a text edge; returns the new upper node. The lower one keeps its identity, so leaves stay right."""
         parent = lower.parent
         assert parent is not None
-        head, tail = _cut(lower.segment, at)
+        head, tail = PromptSegment(lower.segment.tokens[:at], None), _tail(lower.segment, at)
         upper = _Node(parent, head, set(lower.owners))
         parent.children[_key(head)] = upper
         lower.parent, lower.segment = upper, tail
@@ -155,25 +147,33 @@ class PrefixTree:
         child.parent = parent
         parent.children[_key(child.segment)] = child
 
-    def match(self, prompt: PromptLayout) -> list[SharedPrefix]:
-        """Shared prefixes along a prompt, deepest first; owners of a deeper one are left out of the shallower ones."""
-        path: list[tuple[PromptBoundary, set[int]]] = []
-        node = self._root
-        rest = list(prompt.segments)[::-1]
-        while rest:
-            segment = rest.pop()
-            child = node.children.get(_key(segment))
-            if child is None:
-                break
-            shared = _match(child.segment, segment)
-            start = node.end
-            path.append((_after(start, segment) if segment.is_media else start.advance(shared), child.owners))
-            if shared < child.segment.logical_tokens:
-                break
-            if shared < segment.logical_tokens:
-                rest.append(_cut(segment, shared)[1])
-            node = child
-        return _deepest_first(path)
+    def match(self, prompt: PromptLayout) -> Iterator[tuple[int, Set[int]]]:
+        """Who shares how much of a prompt: (logical tokens, owners), deepest first.
+
+        Owners of a deeper match are among those of the shallower ones too; stop where the rest cannot be better.
+        """
+        path, depth = self._walk(prompt)
+        for node in reversed(path):
+            yield min(depth, node.end.logical_tokens), node.owners
+
+    def _walk(self, prompt: PromptLayout) -> tuple[list[_Node], int]:
+        """Nodes along a prompt, and how many logical tokens of it they share."""
+        node, depth = self._root, 0
+        path: list[_Node] = []
+        for segment in prompt.segments:
+            at = 0
+            while at < segment.logical_tokens:
+                child = node.children.get(segment.media_span or int(segment.tokens[at]))
+                if child is None:
+                    return path, depth
+                shared = _shared(child.segment, segment, at)
+                path.append(child)
+                depth += shared
+                if shared < child.segment.logical_tokens:
+                    return path, depth
+                at += shared
+                node = child
+        return path, depth
 
     def is_contained(self, owner: int, by: Iterable[int]) -> bool:
         """Whether the whole content of `owner` is a prefix of the content of one of `by`."""
@@ -195,17 +195,6 @@ class PrefixTree:
 
 def _joined(head: PromptSegment, tail: PromptSegment) -> PromptSegment:
     return PromptSegment(np.concatenate((head.tokens, tail.tokens)), None)
-
-
-def _deepest_first(path: Sequence[tuple[PromptBoundary, set[int]]]) -> list[SharedPrefix]:
-    result: list[SharedPrefix] = []
-    seen: frozenset[int] = frozenset()
-    for boundary, owners in reversed(path):
-        fresh = frozenset(owners) - seen
-        if fresh:
-            result.append(SharedPrefix(boundary, fresh))
-            seen |= fresh
-    return result
 
 
 def _check_node(node: _Node) -> None:
