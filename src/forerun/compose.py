@@ -18,7 +18,7 @@ from forerun.engine.parts import ChatRenderer, EngineParts
 from forerun.errors import InvalidConfigError, ModelLoadError
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
-    from forerun.native.drafter import LlamaDrafter
+    from forerun.native.context import LlamaContext
     from forerun.native.model import LlamaModel
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,12 @@ MAX_SEQUENCE_IDS = 256
 LoadProgress = Callable[[str, float], None]
 """Told the model's name and the share that is loaded, 0 to 1."""
 
+MAX_N_CTX = 2**24
+"""llama.cpp fills about 40 bytes a cell before it allocates the cells themselves: no more, or the system ends us."""
+
 _LIMITS: dict[str, tuple[int, int]] = {
-    "n_ctx": (1, 2**31 - 1),
-    "draft_n_ctx": (1, 2**31 - 1),
+    "n_ctx": (1, MAX_N_CTX),
+    "draft_n_ctx": (1, MAX_N_CTX),
     "max_num_batched_tokens": (1, 2**20),
     "n_ubatch": (1, 2**20),
     "max_num_seqs": (1, MAX_SEQUENCE_IDS),
@@ -131,7 +134,7 @@ class AsyncEngine(AsyncioEngine):
 
 def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:
     """Find, check and load the models, and join everything. Raises ModelError with one clear line."""
-    from forerun.native.context import LlamaContext
+    from forerun.native.drafter import LlamaDrafter
     from forerun.native.runner import LlamaRunner
 
     paths = _checked_paths(config)
@@ -142,11 +145,14 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             logger.warning(
                 "n_ctx %d is beyond the %d tokens %s was trained for", n_ctx, model.n_ctx_train, paths[0].name
             )
-        context = LlamaContext(model, _context_params(config, n_ctx))
-        loaded.callback(context.close)
-        drafter = _drafter(paths[1], config, n_ctx, loaded, progress) if len(paths) > 1 else None
+        context = _context(model, config, n_ctx, loaded)
+        drafter, draft_n_ctx = None, 0
+        if len(paths) > 1 and config.draft_tokens:
+            draft = _load(paths[1], config, loaded, progress)
+            draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft.n_ctx_train)
+            drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded))
         return EngineParts(
-            scheduler=Scheduler(_scheduler_config(config, n_ctx, drafter), model.vocabulary),
+            scheduler=Scheduler(_scheduler_config(config, n_ctx, draft_n_ctx), model.vocabulary),
             runner=LlamaRunner(context, drafter),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
@@ -192,36 +198,27 @@ def _memory_kind(model: LlamaModel) -> str:
     return "this model's recurrent" if model.is_recurrent else "this model's sliding-window"
 
 
-def _drafter(
-    path: Path, config: EngineConfig, n_ctx: int, loaded: ExitStack, progress: LoadProgress | None
-) -> LlamaDrafter | None:
-    from forerun.native.context import LlamaContext
-    from forerun.native.drafter import LlamaDrafter
-
-    if not config.draft_tokens:
-        return None
-    model = _load(path, config, loaded, progress)
-    cells = config.draft_n_ctx or min(n_ctx, model.n_ctx_train)
-    context = LlamaContext(model, _context_params(config, cells))
-    loaded.callback(context.close)
-    return LlamaDrafter(context)
-
-
-def _context_params(config: EngineConfig, n_ctx: int) -> Any:
-    from forerun.native.context import ContextParams
+def _context(model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitStack) -> LlamaContext:
+    from forerun.native.context import ContextParams, LlamaContext
 
     threads = config.n_threads or physical_cores()
-    return ContextParams(
-        n_ctx=n_ctx,
-        n_batch=config.max_num_batched_tokens,
-        n_ubatch=min(config.n_ubatch, config.max_num_batched_tokens),
+    # llama.cpp ends the process where a batch has no room for a row of every sequence id, and cuts batches down to the
+    # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
+    n_batch = max(config.max_num_batched_tokens, config.n_seq_max)
+    params = ContextParams(
+        n_ctx=max(n_ctx, n_batch),
+        n_batch=n_batch,
+        n_ubatch=min(config.n_ubatch, n_batch),
         n_seq_max=config.n_seq_max,
         n_threads=threads,
         n_threads_batch=threads,
     )
+    context = LlamaContext(model, params)
+    loaded.callback(context.close)
+    return context
 
 
-def _scheduler_config(config: EngineConfig, n_ctx: int, drafter: LlamaDrafter | None) -> SchedulerConfig:
+def _scheduler_config(config: EngineConfig, n_ctx: int, draft_n_ctx: int) -> SchedulerConfig:
     return SchedulerConfig(
         n_ctx=n_ctx,
         n_seq_max=config.n_seq_max,
@@ -229,7 +226,7 @@ def _scheduler_config(config: EngineConfig, n_ctx: int, drafter: LlamaDrafter | 
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue=config.max_queue,
         speculation=config.draft_tokens,
-        draft_n_ctx=drafter.context.params.n_ctx if drafter is not None else 0,
+        draft_n_ctx=draft_n_ctx,
         reuse_prefixes=config.reuse_prefixes,
     )
 

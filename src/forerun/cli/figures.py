@@ -15,20 +15,23 @@ def figures(usages: Sequence[Usage], seconds: float) -> str:
     parts = [
         f"{prompt} prompt tokens ({cached} cached)",
         f"{output} output tokens",
-        f"{_rate(usages, output, seconds):.1f} tok/s",
-        f"TTFT {_range([usage.queue_ms + usage.prefill_ms for usage in usages])}",
     ]
+    rate = _rate(usages, output, seconds)
+    if rate is not None:
+        parts.append(f"{rate:.1f} tok/s")
+    parts.append(f"TTFT {_range([usage.queue_ms + usage.prefill_ms for usage in usages])}")
     drafted = sum(usage.drafted_tokens for usage in usages)
     if drafted:
         parts.append(f"{sum(usage.accepted_tokens for usage in usages)} of {drafted} drafts accepted")
     return ", ".join(parts)
 
 
-def _rate(usages: Sequence[Usage], output: int, seconds: float) -> float:
+def _rate(usages: Sequence[Usage], output: int, seconds: float) -> float | None:
     """Of one answer how fast it was written once it had begun; of several, how much came in all that time."""
-    if len(usages) == 1 and output > 1 and usages[0].decode_ms > 0:
-        return (output - 1) / usages[0].decode_ms * 1e3
-    return output / seconds if seconds > 0 else 0.0
+    if len(usages) > 1:
+        return output / seconds
+    decode_ms = usages[0].decode_ms
+    return (output - 1) / decode_ms * 1e3 if decode_ms > 0 else None
 
 
 def _range(milliseconds: Sequence[float]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from forerun.compose import Engine, EngineConfig, build
@@ -22,8 +21,8 @@ class Terminal:
     """Where a command writes. Progress is shown on a terminal, or when asked for."""
 
     def __init__(self, *, verbose: bool) -> None:
-        self.console = Console(stderr=True, highlight=False, force_terminal=True if verbose else None)
-        self.shows_progress = self.console.is_terminal
+        self.console = Console(stderr=True, highlight=False)
+        self._is_verbose = verbose
         self._set_up_logging(verbose=verbose)
         for stream in (sys.stdout, sys.stderr):
             # A terminal that cannot show a character must not end the answer.
@@ -32,7 +31,8 @@ class Terminal:
 
     def _set_up_logging(self, *, verbose: bool) -> None:
         logger = logging.getLogger("forerun")
-        handler: logging.Handler = RichHandler(console=self.console, show_path=False) if verbose else _OneLine()
+        handler = logging.StreamHandler() if verbose else _OneLine()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger.handlers = [handler]
         logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
         logger.propagate = False
@@ -53,7 +53,9 @@ class Terminal:
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Show that something takes its time, and for how long."""
-        if not self.shows_progress:
+        if not self.console.is_terminal:
+            if self._is_verbose:
+                self.note(what)
             yield
             return
         with self._progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
@@ -84,8 +86,9 @@ class Terminal:
 
     def load(self, config: EngineConfig) -> Engine:
         """An engine, with progress while its models load."""
-        if not self.shows_progress:
-            return Engine(build(config))
+        if not self.console.is_terminal:
+            with self.waiting(f"loading {config.model}"):
+                return Engine(build(config))
         columns = (TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn())
         with self._progress(*columns) as progress:
             tasks: dict[str, TaskID] = {}

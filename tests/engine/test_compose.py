@@ -1,0 +1,128 @@
+"""Configurations, and engines composed on real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun import Engine, EngineConfig, InvalidConfigError, InvalidRequestError, ModelLoadError, SamplingParams
+from forerun.compose import build
+from forerun.engine.cores import physical_cores, usable_cpus
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_ctx": 0}, "n_ctx: must lie between 1 and 16777216, got 0"),
+        ({"n_ctx": "many"}, "n_ctx: must be a whole number, got 'many'"),
+        ({"n_ctx": True}, "n_ctx: must be a whole number"),
+        ({"max_num_seqs": None}, "max_num_seqs: must be a whole number, got None"),
+        ({"n_seq_max": 257}, "n_seq_max: must lie between 1 and 256, got 257"),
+        ({"n_threads": 0}, "n_threads: must lie between 1 and 1024, got 0"),
+        ({"speculation": 65}, "speculation: must lie between 0 and 64, got 65"),
+        ({"max_num_seqs": 20, "n_seq_max": 10}, "max_num_seqs: is 20, but there are only n_seq_max = 10 ids"),
+        ({"max_num_seqs": 20, "max_num_batched_tokens": 10}, "a step holds only max_num_batched_tokens = 10 rows"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_names_field_limit_and_value(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfigError) as refusal:
+        EngineConfig(model="smollm2", **options)
+    assert words in str(refusal.value)
+
+
+def test_an_unknown_option_is_not_dropped_in_silence() -> None:
+    with pytest.raises(TypeError, match="n_cxt"):
+        Engine.load("smollm2", n_cxt=512)
+
+
+@pytest.mark.parametrize(
+    ("draft", "speculation", "tokens"), [(None, None, 0), ("d", None, 4), ("d", 0, 0), (None, 3, 3)]
+)
+def test_drafting_is_off_without_a_draft_model_unless_asked_for(
+    draft: str | None, speculation: int | None, tokens: int
+) -> None:
+    assert EngineConfig(model="m", draft=draft, speculation=speculation).draft_tokens == tokens
+
+
+def test_cores_that_share_a_core_id_count_once(tmp_path: Path) -> None:
+    for cpu in usable_cpus():
+        topology = tmp_path / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text("0\n")
+        (topology / "core_id").write_text("0\n")
+    assert physical_cores(tmp_path) == 1
+    assert physical_cores(tmp_path / "nothing there") == len(usable_cpus())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": 64},
+        {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+        {"max_num_batched_tokens": 20, "n_ubatch": 3},
+        {"n_seq_max": 256, "n_ctx": 100},
+        {"n_seq_max": 1, "max_num_seqs": 1},
+        {"speculation": 3},
+    ],
+    ids=str,
+)
+def test_limits_below_what_llama_cpp_wants_change_no_answer(tiny_dense_path: Path, options: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with Engine.load(str(tiny_dense_path), n_ctx=256, n_threads=1) as engine:
+        (plain,) = engine.generate("Once upon a time", params)
+    with Engine.load(
+        str(tiny_dense_path), **{"n_ctx": 256, "n_threads": 1, "checks_integrity": True, **options}
+    ) as engine:
+        (limited,) = engine.generate("Once upon a time", params)
+    assert limited.text == plain.text
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("draft_n_ctx", [8, 64, None])
+def test_a_draft_with_little_room_drafts_less_and_changes_no_answer(
+    tiny_dense_path: Path, tiny_medium_draft_path: Path, draft_n_ctx: int | None
+) -> None:
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    options: dict[str, Any] = {
+        "draft": str(tiny_medium_draft_path),
+        "draft_n_ctx": draft_n_ctx,
+        "n_ctx": 256,
+        "n_threads": 1,
+    }
+    with Engine.load(str(tiny_dense_path), n_ctx=256, n_threads=1) as engine:
+        (plain,) = engine.generate("Once upon a time", params)
+    with Engine.load(str(tiny_dense_path), **options) as engine:
+        (drafted,) = engine.generate("Once upon a time", params)
+        stats = engine.stats()
+    assert drafted.token_ids[:8] == plain.token_ids[:8]  # further on, near-ties may flip with the shape of the batch
+    assert len(drafted.token_ids) == 48
+    assert drafted.usage is not None
+    assert (drafted.usage.drafted_tokens > 8) == (draft_n_ctx != 8)
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
+@pytest.mark.model
+def test_the_context_is_the_models_own_unless_told_otherwise(tiny_dense_path: Path) -> None:
+    with Engine.load(str(tiny_dense_path), n_threads=1) as engine:
+        assert 0 < engine.n_ctx <= 8192
+        with pytest.raises(InvalidRequestError) as refusal:
+            list(engine.generate([[5] * (engine.n_ctx + 1)]))
+        assert str(engine.n_ctx) in str(refusal.value)
+        assert str(engine.n_ctx + 1) in str(refusal.value)
+
+
+@pytest.mark.model
+def test_an_engine_that_cannot_be_built_leaves_nothing_loaded(
+    tiny_recurrent_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.native.model import LlamaModel
+
+    closed: list[Path] = []
+    close = LlamaModel.close
+    monkeypatch.setattr(LlamaModel, "close", lambda model: (closed.append(model.path), close(model)))
+    with pytest.raises(ModelLoadError, match="recurrent memory cannot be cut back"):
+        build(EngineConfig(model=str(tiny_recurrent_path)))
+    assert closed == [tiny_recurrent_path]
