@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +151,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             draft = _load(paths[1], config, loaded, progress)
             draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft.n_ctx_train)
             drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded))
+        contexts = [context] if drafter is None else [context, drafter.context]
         return EngineParts(
             scheduler=Scheduler(_scheduler_config(config, n_ctx, draft_n_ctx), model.vocabulary),
             runner=LlamaRunner(context, drafter),
@@ -158,6 +159,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             chat_template=_chat_template(model),
             model_name=paths[0].name,
             n_ctx=n_ctx,
+            interrupt=lambda: _interrupt(contexts),
             dispose=loaded.pop_all().close,
             checks_integrity=config.checks_integrity,
         )
@@ -216,6 +218,11 @@ def _context(model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitSt
     context = LlamaContext(model, params)
     loaded.callback(context.close)
     return context
+
+
+def _interrupt(contexts: Sequence[LlamaContext]) -> None:
+    for context in contexts:
+        context.request_abort()
 
 
 def _scheduler_config(config: EngineConfig, n_ctx: int, draft_n_ctx: int) -> SchedulerConfig:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forerun import Engine, EngineConfig, InvalidConfigError, InvalidRequestError, ModelLoadError, SamplingParams
+from forerun import (
+    Engine,
+    EngineClosedError,
+    EngineConfig,
+    InvalidConfigError,
+    InvalidRequestError,
+    ModelLoadError,
+    SamplingParams,
+)
 from forerun.compose import build
 from forerun.engine.cores import physical_cores, usable_cpus
 
@@ -115,6 +124,18 @@ def test_the_context_is_the_models_own_unless_told_otherwise(tiny_dense_path: Pa
 
 
 @pytest.mark.model
+def test_closing_cuts_a_long_step_short(smollm2_path: Path) -> None:
+    engine = Engine.load(str(smollm2_path), n_ctx=4096, max_num_batched_tokens=4096, n_ubatch=4096, n_threads=1)
+    outputs = engine.generate([[500] * 4000], SamplingParams(max_tokens=1))
+    time.sleep(0.3)  # the step, of many seconds, has begun
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 2
+    with pytest.raises(EngineClosedError):
+        next(outputs)
+
+
+@pytest.mark.model
 def test_an_engine_that_cannot_be_built_leaves_nothing_loaded(
     tiny_recurrent_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +143,12 @@ def test_an_engine_that_cannot_be_built_leaves_nothing_loaded(
 
     closed: list[Path] = []
     close = LlamaModel.close
-    monkeypatch.setattr(LlamaModel, "close", lambda model: (closed.append(model.path), close(model)))
+
+    def recorded_close(model: LlamaModel) -> None:
+        closed.append(model.path)
+        close(model)
+
+    monkeypatch.setattr(LlamaModel, "close", recorded_close)
     with pytest.raises(ModelLoadError, match="recurrent memory cannot be cut back"):
         build(EngineConfig(model=str(tiny_recurrent_path)))
     assert closed == [tiny_recurrent_path]

@@ -27,7 +27,7 @@ class FrontEnd:
             parts.dispose()
 
         loop = EngineLoop(parts.scheduler, parts.runner, parts.clock)
-        self._worker = EngineWorker(loop, dispose, checks_integrity=parts.checks_integrity)
+        self._worker = EngineWorker(loop, dispose, interrupt=parts.interrupt, checks_integrity=parts.checks_integrity)
         self._intake = Intake(tokenizer, parts.chat_template, parts.clock)
         # Closes the engine when it is dropped or Python exits: its thread must not run native code then.
         self._closes_when_dropped = weakref.finalize(self, self._worker.close)

@@ -55,6 +55,8 @@ class EngineParts:
     model_name: str = "model"
     n_ctx: int
     """KV cells of the target: no prompt and its answer can be longer."""
+    interrupt: Callable[[], None] = _nothing
+    """Cuts a running step short; any thread. Called when the engine closes, whose results nobody waits for."""
     dispose: Callable[[], None] = _nothing
     clock: Callable[[], float] = time.monotonic
     checks_integrity: bool = False

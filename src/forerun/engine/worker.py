@@ -86,11 +86,19 @@ class EngineHealth:
 class EngineWorker:
     """Runs an EngineLoop on a thread of its own until closed.
 
-    `dispose` is told why it ends, and frees what the loop used, on that thread.
+    `dispose` is told why it ends, and frees what the loop used, on that thread. `interrupt` cuts a running step short.
     """
 
-    def __init__(self, loop: EngineLoop, dispose: Callable[[str], None], *, checks_integrity: bool = False) -> None:
+    def __init__(
+        self,
+        loop: EngineLoop,
+        dispose: Callable[[str], None],
+        *,
+        interrupt: Callable[[], None] = lambda: None,
+        checks_integrity: bool = False,
+    ) -> None:
         self._loop = loop
+        self._interrupt = interrupt
         self._dispose = dispose
         self._checks_integrity = checks_integrity
         # SimpleQueue.put is reentrant: an iterator's __del__ may send an Abort wherever the collector happens to run.
@@ -129,6 +137,7 @@ class EngineWorker:
     def close(self) -> None:
         """End open requests with EngineClosedError, free everything, join the thread. Safe to call again."""
         self._commands.put(Close())
+        self._interrupt()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
