@@ -24,7 +24,9 @@ def naive(tokens: list[int], longest: int, shortest: int, limit: int) -> tuple[i
         tail = tokens[-length:]
         for start in range(len(tokens) - length - 1, -1, -1):
             if tokens[start : start + length] == tail:
-                following = tokens[start + length : start + length + max(limit, 0)]
+                following: list[int] = []
+                for index in range(start + length, start + length + max(limit, 0)):
+                    following.append((tokens + following)[index])
                 stop = following.index(MEDIA_TOKEN) if MEDIA_TOKEN in following else len(following)
                 return tuple(following[:stop])
     return ()
@@ -45,12 +47,17 @@ def test_a_proposal_stays_within_its_limit_and_never_names_media(tokens: list[in
     assert all(token >= 0 for token in proposal)
 
 
+def test_what_repeats_goes_on_repeating() -> None:
+    assert propose(NgramDrafter(), [5, 5, 5, 5], limit=6) == (5,) * 6
+    assert propose(NgramDrafter(), [1, 2, 3, 4, 1, 2, 3], limit=6) == (4, 1, 2, 3, 4, 1)
+
+
 def test_a_longer_match_beats_a_later_one() -> None:
-    assert propose(NgramDrafter(), [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], limit=1) == (7,)
+    assert propose(NgramDrafter(4, 2), [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], limit=1) == (7,)
 
 
 def test_of_equal_matches_the_latest_is_followed() -> None:
-    assert propose(NgramDrafter(), [2, 3, 7, 2, 3, 8, 2, 3], limit=1) == (8,)
+    assert propose(NgramDrafter(4, 2), [2, 3, 7, 2, 3, 8, 2, 3], limit=1) == (8,)
 
 
 def test_without_a_match_there_is_no_idea() -> None:
@@ -60,7 +67,7 @@ def test_without_a_match_there_is_no_idea() -> None:
 def test_each_request_is_answered_in_order() -> None:
     rows = [[1, 2, 3, 1, 2], [5, 6], [7, 8, 9, 7, 8]]
     requests = [DraftRequest(i, np.array(row, np.int32), held=0, limit=1) for i, row in enumerate(rows)]
-    assert NgramDrafter().propose(requests) == [(3,), (), (9,)]
+    assert NgramDrafter(4, 2).propose(requests) == [(3,), (), (9,)]
     assert NgramDrafter().propose([]) == []
 
 

@@ -39,7 +39,7 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+    def __init__(self, longest: int = 5, shortest: int = 3) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-gram lengths: 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest = longest
@@ -60,8 +60,8 @@ class NgramDrafter:
             ends = longer
         if not ends.size:
             return ()
-        start = int(ends[-1]) + 1
-        following = tokens[start : start + limit].tolist()
+        source = tokens[int(ends[-1]) + 1 :]
+        following = np.resize(source, limit).tolist()  # what repeats goes on repeating: the copy may overlap itself
         return tuple(following[: _first_media(following)])
 
 
