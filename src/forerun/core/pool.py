@@ -176,8 +176,7 @@ class SequencePool:
 
         What the new prefix makes redundant goes: idle prefixes it contains, or itself where another one contains it.
         """
-        if self._leased.pop(sequence.id, None) is None:
-            raise ValueError(f"sequence {sequence.id} is not leased")
+        self._end_lease(sequence)
         if sequence.id in self._tree:
             self._tree.remove(sequence.id)
         if prefix is None or not prefix.layout.logical_tokens:
@@ -189,6 +188,11 @@ class SequencePool:
         self._idle[sequence.id] = prefix
         self._drop_redundant(sequence.id)
 
+    def _end_lease(self, sequence: Sequence) -> None:
+        if self._leased.get(sequence.id) is not sequence:  # also a lease of the same id that ended before
+            raise ValueError(f"sequence {sequence.id} is not leased")
+        del self._leased[sequence.id]
+
     def _drop_redundant(self, fresh: int) -> None:
         for owner in [owner for owner in self._idle if owner != fresh]:
             if self._tree.is_contained(owner, (fresh,)):
@@ -198,7 +202,7 @@ class SequencePool:
 
     def quarantine(self, sequence: Sequence) -> None:
         """End a lease whose native content is unknown. The id is cleared and usable again after `retry_quarantined`."""
-        self._leased.pop(sequence.id)
+        self._end_lease(sequence)
         self._set_aside(sequence.id)
 
     def quarantine_idle(self, sequence_id: int) -> None:
