@@ -12,7 +12,7 @@ from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, Reusabl
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
 from forerun.core.step import ClearSequence, ForkSequence, KvOperation, TruncateSequence
 from forerun.testing import FakeMemory, media_codes, next_digest
-from tests.core.strategies import MEDIA, prompts, segment_lists, token_ids
+from tests.core.strategies import prompts, segment_lists, token_ids
 
 
 def text(*tokens: int) -> PromptLayout:

@@ -136,8 +136,8 @@ def test_a_memory_prints() -> None:
 # --- runner ----------------------------------------------------------
 
 
-def sampling(prompt: PromptLayout, **params: int) -> SamplingContext:
-    return SamplingContext(SamplingParams(ignore_eos=True, **params), 0, VOCABULARY.end_tokens, TokenHistory(prompt))
+def sampling(prompt: PromptLayout) -> SamplingContext:
+    return SamplingContext(SamplingParams(ignore_eos=True), 0, VOCABULARY.end_tokens, TokenHistory(prompt))
 
 
 def prefill(prompt: PromptLayout, context: SamplingContext | None) -> PrefillRows:
