@@ -218,6 +218,8 @@ def test_a_file_cut_anywhere_is_truncated_and_nothing_else(tmp_path: Path) -> No
         ("llama.context_length", gguf.u32_array([1, 2]), "is an array of 2, expected a positive integer"),
         ("llama.embedding_length", gguf.boolean(True), "is True, expected a positive integer"),
         ("tokenizer.ggml.model", gguf.u32(3), "is 3, expected a text"),
+        ("llama.attention.layer_norm_rms_epsilon", gguf.f32(-1.0), "is -1.0, expected a finite number of at least 0"),
+        ("llama.attention.layer_norm_epsilon", gguf.f32(float("nan")), "is nan, expected a finite number"),
     ],
 )
 def test_a_file_that_is_no_model_is_told_what_it_is(tmp_path: Path, key: str, value: bytes, told: str) -> None:

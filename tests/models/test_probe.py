@@ -55,7 +55,7 @@ def damaged(model: GgufFile, damage: str) -> GgufFile:
             "huge depth": ("llama.block_count", gguf.u32(2**31)),
             "too deep": ("llama.block_count", gguf.u32(3)),
             "experts": ("llama.expert_count", gguf.u32(2**31)),
-            "text for a number": ("llama.attention.layer_norm_rms_epsilon", gguf.text("tiny")),
+            "text for a number": ("llama.rope.freq_base", gguf.text("tiny")),
             "huge rope": ("llama.rope.dimension_count", gguf.u32(2**31)),
             "unknown tokenizer": ("tokenizer.ggml.pre", gguf.text("klingon")),
             "short types": ("tokenizer.ggml.token_type", gguf.i32_array([1, 2, 3])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from forerun.errors import ModelFileError
@@ -29,6 +30,7 @@ def read_model_header(path: Path) -> GgufHeader:
     _check_kind(header)
     _check_part(header)
     _check_keys(header)
+    _check_epsilons(header)
     _check_complete(header)
     return header
 
@@ -62,6 +64,13 @@ def _check_keys(header: GgufHeader) -> None:
         _refuse_key(header, _TOKENIZER, "a text", header.metadata.get(_TOKENIZER))
     if not header.tensors:
         raise ModelFileError(f"{header.path}: the file holds no tensors: a vocabulary without weights, not a model")
+
+
+def _check_epsilons(header: GgufHeader) -> None:
+    # llama.cpp asserts these in the first decode only: neither its loading nor our probe would notice.
+    for key, value in header.metadata.items():
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
+            _refuse_key(header, key, "a finite number of at least 0", value)
 
 
 def _refuse_key(header: GgufHeader, key: str, expected: str, value: Value | None) -> None:
