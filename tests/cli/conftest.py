@@ -11,7 +11,7 @@ from forerun.cli import app
 from forerun.compose import EngineConfig
 from forerun.engine.parts import EngineParts
 from forerun.testing import FakeRunner
-from tests.engine.support import fake_parts
+from tests.engine.support import TurnTemplate, fake_parts
 
 Forerun = Callable[..., Result]
 
@@ -26,7 +26,7 @@ class FakeBuild:
     def __call__(self, config: EngineConfig, progress: object = None) -> EngineParts:
         del progress
         self.configs.append(config)
-        return fake_parts(self.runner, n_ctx=config.n_ctx or 256)
+        return fake_parts(self.runner, n_ctx=config.n_ctx or 256, template=TurnTemplate())
 
 
 @pytest.fixture

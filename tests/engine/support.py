@@ -90,19 +90,21 @@ def fake_parts(
         scheduler=Scheduler(config, vocabulary),
         runner=runner or FakeRunner(n_ctx),
         vocabulary=vocabulary,
-        chat_template=template or TurnTemplate(),
+        chat_template=template,
         n_ctx=n_ctx,
         dispose=dispose,
         checks_integrity=True,
     )
 
 
-def fake_engine(runner: FakeRunner | None = None, *, n_ctx: int = 256) -> Engine:
-    return Engine(fake_parts(runner, n_ctx=n_ctx))
+def fake_engine(runner: FakeRunner | None = None, *, n_ctx: int = 256, template: ChatRenderer | None = None) -> Engine:
+    return Engine(fake_parts(runner, n_ctx=n_ctx, template=template))
 
 
-def fake_async_engine(runner: FakeRunner | None = None, *, n_ctx: int = 256) -> AsyncEngine:
-    return AsyncEngine(fake_parts(runner, n_ctx=n_ctx))
+def fake_async_engine(
+    runner: FakeRunner | None = None, *, n_ctx: int = 256, template: ChatRenderer | None = None
+) -> AsyncEngine:
+    return AsyncEngine(fake_parts(runner, n_ctx=n_ctx, template=template))
 
 
 def tokens_of(text: str) -> list[int]:

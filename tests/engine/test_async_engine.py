@@ -10,7 +10,7 @@ import pytest
 
 from forerun import AsyncEngine, EngineClosedError, FinishReason, InvalidRequestError, Output, SamplingParams
 from forerun.testing import FakeRunner
-from tests.engine.support import BreakingRunner, HeldRunner, fake_async_engine
+from tests.engine.support import BreakingRunner, HeldRunner, TurnTemplate, fake_async_engine
 from tests.engine.test_engine import ENDLESS, TEN, oracle
 
 PROMPTS = ["a", "ab", "abba", "ba", "bbbb", "é", "éa", "abé"]
@@ -42,8 +42,8 @@ def test_many_tasks_gather_their_own_answers() -> None:
 
 def test_streamed_pieces_join_to_the_generated_answer() -> None:
     async def main() -> None:
-        async with fake_async_engine() as engine:
-            pieces = await collect(engine.stream("abé", TEN))
+        async with fake_async_engine(template=TurnTemplate()) as engine:
+            pieces = await collect(engine.stream("abé", TEN, raw=True))
             assert "".join(piece.text for piece in pieces) == oracle("abé", TEN)
             assert pieces[-1].usage is not None
             (answer,) = await collect(engine.chat([{"role": "user", "content": "ab"}], TEN))

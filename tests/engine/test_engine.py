@@ -23,6 +23,7 @@ from tests.engine.support import (
     BreakingRunner,
     HeldRunner,
     SpellingVocabulary,
+    TurnTemplate,
     fake_engine,
     fake_parts,
     tokens_of,
@@ -117,11 +118,19 @@ def test_a_seed_is_drawn_for_each_request_that_brings_none() -> None:
 
 
 def test_chat_goes_through_the_template() -> None:
-    with fake_engine() as engine:
+    with fake_engine(template=TurnTemplate()) as engine:
         (output,) = engine.chat([{"role": "user", "content": "ab"}], TEN)
         assert output.text == oracle("ab$", TEN)
         outputs = engine.chat([[{"role": "user", "content": text}] for text in ("a", "b")], TEN)
         assert {output.index: output.text for output in outputs} == {0: oracle("a$", TEN), 1: oracle("b$", TEN)}
+
+
+def test_text_is_what_a_user_says_unless_it_is_raw() -> None:
+    with fake_engine(template=TurnTemplate()) as engine:
+        for generate in (engine.generate, engine.stream):
+            assert "".join(output.text for output in generate("ab", TEN)) == oracle("ab$", TEN)
+            assert "".join(output.text for output in generate("ab", TEN, raw=True)) == oracle("ab", TEN)
+            assert "".join(output.text for output in generate(tokens_of("ab"), TEN)) == oracle("ab", TEN)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------
@@ -162,7 +171,7 @@ def test_among_several_prompts_only_the_bad_ones_fail() -> None:
 
 def test_an_unusable_conversation_fails_alone() -> None:
     conversations = [[{"role": "user", "content": "ab"}], [{"role": "user"}]]
-    with fake_engine() as engine:
+    with fake_engine(template=TurnTemplate()) as engine:
         outputs = {output.index: output for output in engine.chat(conversations, TEN)}
     assert outputs[0].text == oracle("ab$", TEN)
     assert isinstance(outputs[1].error, InvalidRequestError)

@@ -70,18 +70,15 @@ def _standard_input() -> str:
 
 def _prompt(engine: Engine, text: str, options: RunOptions) -> PromptLayout | str:
     """What the engine is given for a prompt; one that is empty goes as it is, to be refused like any bad prompt."""
-    if options.raw or not engine.has_chat_template:
+    if options.system is None or not text.strip():
         return text
-    if not text.strip():
-        return ""
-    system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    return engine.chat_prompt([*system, {"role": "user", "content": text}])
+    return engine.chat_prompt([{"role": "system", "content": options.system}, {"role": "user", "content": text}])
 
 
 def _stream(engine: Engine, text: str, params: SamplingParams, options: RunOptions, terminal: Terminal) -> list[Output]:
     """Print one answer as it is generated; returns its last piece."""
     prompt = _prompt(engine, text, options)
-    layout = engine.prompt(prompt) if isinstance(prompt, str) else prompt
+    layout = engine.prompt(prompt, raw=options.raw) if isinstance(prompt, str) else prompt
     last: list[Output] = []
     with engine.stream(layout, params) as pieces:
         for piece in terminal.announced(pieces, layout.logical_tokens):
@@ -96,7 +93,8 @@ def _batch(
 ) -> list[Output]:
     """Print answers in order, each as soon as those before it are there; returns them."""
     answers: list[Output] = []
-    with engine.generate([_prompt(engine, text, options) for text in texts], params) as outputs:
+    prompts = [_prompt(engine, text, options) for text in texts]
+    with engine.generate(prompts, params, raw=options.raw) as outputs:
         for output in terminal.watched(in_order(outputs), f"answering {len(texts)} prompts"):
             answers.append(output)
             if options.json:

@@ -71,13 +71,13 @@ class AsyncioEngine(FrontEnd):
         super().__init__(parts)
         self._sinks: WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopSink] = WeakKeyDictionary()
 
-    def generate(self, prompts: Prompts, params: Params = None) -> AsyncOutputIterator:
+    def generate(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> AsyncOutputIterator:
         """One finished Output a prompt, each as soon as it is finished; errors as in Engine.generate."""
-        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params), incremental=False)
+        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params, raw=raw), incremental=False)
 
-    def stream(self, prompts: Prompts, params: Params = None) -> AsyncOutputIterator:
+    def stream(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> AsyncOutputIterator:
         """New text and tokens as they come. The last Output of each prompt has `finish_reason` and `usage`."""
-        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params), incremental=True)
+        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params, raw=raw), incremental=True)
 
     def chat(self, messages: Conversations, params: Params = None) -> AsyncOutputIterator:
         """Like `generate`, for a conversation (or several) through the model's chat template."""

@@ -17,17 +17,21 @@ from forerun.engine.worker import QueueSink
 class BlockingEngine(FrontEnd):
     """Serves any number of threads; each call returns an iterator of its own. Closing the iterator cancels the call."""
 
-    def generate(self, prompts: Prompts, params: Params = None) -> OutputIterator:
+    def generate(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> OutputIterator:
         """One finished Output a prompt, each as soon as it is finished: `index` says whose it is.
 
-        `prompts`: text, token ids, a PromptLayout, or a list of those; `params`: for all, or one for each. With one
-        prompt its error is raised; among several it is the `error` of that prompt's output and the others are served.
+        `prompts`: text, token ids, a PromptLayout, or a list of those; `params`: for all, or one for each. Text is what
+        a user says and goes through the model's chat template where it has one; `raw` continues it as it stands.
+        With one prompt its error is raised; among several it is the `error` of that prompt's output and the others are
+        served.
         """
-        return self._start(self._intake.prompts(prompts, params), incremental=False)
+        return self._start(self._intake.prompts(prompts, params, raw=raw), incremental=False)
 
-    def stream(self, prompts: Prompts, params: Params = None) -> OutputIterator:
-        """New text and tokens as they come. The last Output of each prompt has `finish_reason` and `usage`."""
-        return self._start(self._intake.prompts(prompts, params), incremental=True)
+    def stream(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> OutputIterator:
+        """Like `generate`, but new text and tokens as they come; the last Output of each prompt has `finish_reason`
+        and `usage`.
+        """
+        return self._start(self._intake.prompts(prompts, params, raw=raw), incremental=True)
 
     def chat(self, messages: Conversations, params: Params = None) -> OutputIterator:
         """Like `generate`, for a conversation (or several) through the model's chat template."""

@@ -46,9 +46,9 @@ class FrontEnd:
         """End requests early, with finish reason ABORT: their iterators yield what there is. Never waits."""
         self._worker.abort(request_ids)
 
-    def prompt(self, text: str) -> PromptLayout:
+    def prompt(self, text: str, *, raw: bool = False) -> PromptLayout:
         """Text as `generate` would read it. Raises InvalidRequestError."""
-        return self._intake.layout(text)
+        return self._intake.raw_layout(text) if raw else self._intake.layout(text)
 
     def chat_text(self, messages: Conversation) -> str:
         """A conversation through the model's chat template, ready for the answer. Raises InvalidRequestError."""

@@ -20,7 +20,7 @@ from forerun.engine.tokenizer import Tokenizer, check_unicode
 from forerun.errors import EngineClosedError, ForerunError, InvalidRequestError
 
 Prompt: TypeAlias = str | Sequence[int] | NDArray[np.int32] | PromptLayout
-"""Text, token ids, or a whole layout."""
+"""Text (a user's message where the model has a chat template), token ids, or a whole layout."""
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Conversation: TypeAlias = Sequence[Message]
@@ -48,16 +48,22 @@ class Intake:
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
-    def prompts(self, prompts: Prompts, params: Params) -> Batch:
+    def prompts(self, prompts: Prompts, params: Params, *, raw: bool = False) -> Batch:
         """The requests of `generate` and `stream`. A prompt that cannot be used is among the refused."""
-        return self._batch(as_prompts(prompts), params, self.layout)
+        return self._batch(as_prompts(prompts), params, self.raw_layout if raw else self.layout)
 
     def conversations(self, conversations: Conversations, params: Params) -> Batch:
         """The requests of `chat`."""
         return self._batch(as_conversations(conversations), params, self.chat_layout)
 
     def layout(self, prompt: Prompt) -> PromptLayout:
-        """One prompt, tokenised where it is text. Raises InvalidRequestError."""
+        """One prompt; text is what a user says, where the model has a chat template. Raises InvalidRequestError."""
+        if isinstance(prompt, str) and prompt.strip() and self._template is not None:
+            return self.chat_layout([{"role": "user", "content": prompt}])
+        return self.raw_layout(prompt)
+
+    def raw_layout(self, prompt: Prompt) -> PromptLayout:
+        """One prompt, text tokenised as it stands. Raises InvalidRequestError."""
         if isinstance(prompt, PromptLayout):
             return prompt
         if isinstance(prompt, str):
@@ -78,7 +84,7 @@ class Intake:
         return text
 
     def chat_layout(self, messages: Conversation) -> PromptLayout:
-        return self.layout(self.chat_text(messages))
+        return self.raw_layout(self.chat_text(messages))
 
     def _batch(self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout]) -> Batch:
         arrival = self._clock()

@@ -1,0 +1,21 @@
+"""Run all benchmarks and write benchmarks/results/*.json: `make bench`, with nothing else running."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import core, single_stream
+from benchmarks.report import save, show
+
+_ALL = {"core": core.run, "single_stream": single_stream.run}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or _ALL:
+        figures = _ALL[name]()
+        show(name, figures)
+        save(name, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The yardstick: the shortest loop over llama_decode that answers one prompt, with nothing of Forerun in it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import forerun.native  # noqa: F401  # first: it sets libgomp up before llama_cpp loads it
+from llama_cpp import llama_cpp
+
+from forerun.core.prompt import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds to the first token, and for the tokens after it."""
+
+    prefill: float
+    decode: float
+    tokens: tuple[int, ...]
+
+
+class BareLoop:
+    """One sequence, one context, greedy; batches are made by llama_batch_get_one."""
+
+    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, threads: int) -> None:
+        model_params = llama_cpp.llama_model_default_params()
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, n_batch, n_batch, 1
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._n_batch = n_batch
+        self._n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    def answer(self, prompt: Tokens, max_tokens: int) -> Timing:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        tokens = (ctypes.c_int32 * len(prompt))(*prompt.tolist())
+        started = time.perf_counter()
+        for start in range(0, len(prompt), self._n_batch):
+            self._decode(ctypes.byref(tokens, 4 * start), min(self._n_batch, len(prompt) - start))
+        output = [self._best()]
+        first = time.perf_counter()
+        while len(output) < max_tokens:
+            self._decode(ctypes.byref(ctypes.c_int32(output[-1])), 1)
+            output.append(self._best())
+        return Timing(first - started, time.perf_counter() - first, tuple(output))
+
+    def _decode(self, tokens: object, count: int) -> None:
+        batch = llama_cpp.llama_batch_get_one(ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32)), count)  # type: ignore[arg-type]
+        if llama_cpp.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+
+    def _best(self) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+        return int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
