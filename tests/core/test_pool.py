@@ -12,7 +12,7 @@ from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, Reusabl
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
 from forerun.core.step import ClearSequence, ForkSequence, KvOperation, TruncateSequence
 from forerun.testing import FakeMemory, media_codes, next_digest
-from tests.core.strategies import prompts, segment_lists, token_ids
+from tests.core.strategies import MEDIA, prompts, segment_lists, token_ids
 
 
 def text(*tokens: int) -> PromptLayout:
@@ -323,6 +323,35 @@ def test_cells_shared_with_a_lease_are_not_reclaimable() -> None:
     assert pool.reclaimable_cells == 4
 
 
+def test_cells_of_a_quarantined_sequence_are_not_reclaimable() -> None:
+    pool = SequencePool(3, cells=30)
+    sequence = got(pool.acquire())
+    pool.target_cells.append(sequence.id, 10)
+    pool.quarantine(sequence)
+    assert (pool.reclaimable_cells, pool.target_cells.free) == (0, 20)
+    assert not pool.make_room(21)
+
+
+def test_a_draft_that_ran_ahead_is_cut_back_with_the_target() -> None:
+    pool = SequencePool(2, draft_cells=30)
+    sequence = got(pool.acquire())
+    pool.target_cells.append(sequence.id, 3)
+    pool.draft_cells.append(sequence.id, 4)
+    pool.release(sequence, ReusablePrefix(text(1, 2, 3)))
+    assert pool.take_operations() == (TruncateSequence(sequence.id, SpeculativePosition(3, 3)),)
+    assert pool.draft_cells.held(sequence.id) == 3
+
+
+def test_forgetting_a_draft_leaves_the_target_s_media_alone() -> None:
+    pool = SequencePool(2, cells=30, draft_cells=2)
+    sequence = got(pool.acquire())
+    pool.draft_cells.append(sequence.id, 2)
+    pool.release(sequence, ReusablePrefix(PromptLayout([PromptSegment.text([1, 2]), MEDIA[0]])))
+    assert pool.make_draft_room(2)
+    assert pool.take_operations() == (TruncateSequence(sequence.id, SpeculativePosition(target=3, draft=0)),)
+    assert pool.target_cells.held(sequence.id) == 5
+
+
 def test_draft_room_costs_no_target_prefix() -> None:
     pool = SequencePool(3, cells=30, draft_cells=10)
     for start in (100, 200):
@@ -466,7 +495,8 @@ class PoolAgainstMemory(RuleBasedStateMachine):
     def fill_the_draft(self, data: st.DataObject, wanted: int) -> None:
         sequence = self.some_lease(data)
         layout, held = self.layouts[sequence.id], self.pool.draft_cells.held(sequence.id)
-        text_left = layout.text_tokens_at(held)[: self.pool.target_cells.held(sequence.id) - held][:wanted]
+        end = self.pool.target_cells.held(sequence.id) + 1  # drafting evaluates the pending token too
+        text_left = layout.text_tokens_at(held)[: max(0, end - held)][:wanted]
         if text_left.size and self.pool.make_draft_room(text_left.size):
             self.apply()
             self.draft.append(sequence.id, text_left.tolist(), held)

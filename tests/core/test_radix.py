@@ -119,6 +119,22 @@ def test_an_edge_that_outgrew_its_limit_goes_on_in_a_child(steps: list[tuple[int
         assert match(tree, layout) == naive_match(contents, layout)
 
 
+def test_whoever_leaves_the_others_are_still_found() -> None:
+    """Every way three owners can hold up to three of two tokens, and each of them leaving."""
+    every = [PromptLayout.of_text(row) for size in range(4) for row in itertools.product(range(2), repeat=size)]
+    longest = every[-8:]
+    for contents in itertools.combinations_with_replacement(every, 3):
+        for leaving in range(3):
+            tree, left = PrefixTree(), dict(enumerate(contents))
+            for owner, layout in left.items():
+                tree.insert(owner, layout)
+            tree.remove(leaving)
+            del left[leaving]
+            tree.check_integrity()
+            assert all(tree.end_of(owner) == layout.end for owner, layout in left.items())
+            assert all(match(tree, prompt) == naive_match(left, prompt) for prompt in longest)
+
+
 def test_inserting_again_replaces_what_was_there() -> None:
     tree = PrefixTree()
     tree.insert(1, PromptLayout.of_text([1, 2, 3]))

@@ -333,6 +333,18 @@ def test_a_random_number_lies_in_its_interval_and_depends_on_nothing_else(seed: 
     assert uniform(seed, index) == uniform(seed, index)
 
 
+def test_no_seed_s_stream_is_another_s_shifted() -> None:
+    streams = {uniform(42 + stride * 0x9E3779B97F4A7C15, index) for stride in range(20) for index in range(20)}
+    assert len(streams) == 400
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+def test_the_ends_of_chance_never_choose_the_impossible(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.core.sampling.uniform", lambda _seed, _index: number)
+    logits = np.array([-np.inf, 0.0, 0.0, -np.inf], np.float32)
+    assert sample(logits, a_context(SamplingParams(temperature=1.0))) == (1 if number == 0 else 2)
+
+
 @given(any_logits.filter(lambda logits: bool(np.isfinite(logits).any())), st.integers(0, 2**64 - 1))
 def test_the_same_seed_chooses_the_same_token(logits: Logits, seed: int) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9)
