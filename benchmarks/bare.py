@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import forerun.native  # noqa: F401  # first: it sets libgomp up before llama_cpp loads it
 from llama_cpp import llama_cpp
 
 from forerun.core.prompt import Tokens
