@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -27,6 +28,18 @@ class FakeBuild:
         del progress
         self.configs.append(config)
         return fake_parts(self.runner, n_ctx=config.n_ctx or 256, template=TurnTemplate())
+
+
+@pytest.fixture(autouse=True)
+def logging_is_put_back() -> Iterator[None]:
+    """Commands set up logging for the process they own; here the process goes on with other tests."""
+    loggers = [logging.getLogger(name) for name in ("forerun", "forerun.native")]
+    before = [(logger, logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, propagate, handlers in before:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture

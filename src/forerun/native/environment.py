@@ -4,6 +4,8 @@ ggml computes with OpenMP, a barrier after every operation. GNU OpenMP (libgomp)
 sleeps, by default for so long that one other busy process stops inference on a machine whose cores are all in use
 (SmolLM2, 2 cores: 6 ms a step alone, 4,600 ms beside one busy process). A short spin costs nothing when the machine is
 idle and keeps the engine going when it is not. libgomp reads the setting once, when it is loaded.
+
+Where ggml aborts it calls a debugger for a backtrace first, which takes seconds and helps no user: that is turned off.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 
 SPIN_VARIABLE = "GOMP_SPINCOUNT"
 SPIN_COUNT = "1000"
-"""Measured with benchmarks of one row per decode, alone and beside a busy process: see docs/benchmarks.md."""
+"""Measured with benchmarks of one row per decode, alone and beside a busy process: see docs/decisions/0004."""
 
 _USER_SETTINGS = (SPIN_VARIABLE, "OMP_WAIT_POLICY")
 _MAPPED_LIBRARIES = Path("/proc/self/maps")
@@ -29,6 +31,7 @@ def prepare_environment() -> None:
 
     Child processes inherit the setting.
     """
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     if any(name in os.environ for name in _USER_SETTINGS):
         return
     if _openmp_is_loaded():
