@@ -134,18 +134,6 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
         assert process.stderr.read() == ""
 
 
-def test_a_library_user_needs_five_lines() -> None:
-    script = """
-from forerun import Engine, SamplingParams
-with Engine.load("smollm2", n_ctx=512) as engine:
-    for output in engine.generate(["Why is the sky blue?"], SamplingParams(max_tokens=64)):
-        print(output.text, output.usage)
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "Usage(prompt_tokens=6, cached_tokens=0" in result.stdout
-
-
 def test_an_engine_that_nobody_closed_does_not_disturb_the_end_of_the_program() -> None:
     script = """
 from forerun import Engine, SamplingParams

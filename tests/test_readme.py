@@ -1,0 +1,37 @@
+"""What the README shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def python_block(word: str) -> str:
+    """The README's Python block that holds a word."""
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if word in block]
+    return str(block)
+
+
+def run(script: str) -> str:
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_the_scheduler_s_parts_work_on_their_own_and_load_no_native_library() -> None:
+    checks = "import sys; print(shared, where, 'llama_cpp' in sys.modules)"
+    expected = "PromptBoundary(logical_tokens=578, native_position=3) SpeculativePosition(target=3, draft=578) False"
+    assert run(python_block("SequencePool") + checks).strip() == expected
+
+
+@pytest.mark.model
+def test_a_library_user_needs_five_lines() -> None:
+    answer = run(python_block("Engine.load"))
+    assert "sky" in answer
+    assert "cached_tokens=0, output_tokens=64" in answer
