@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from forerun.core import prompt
 from forerun.core.prompt import (
     INT32_MAX,
     PromptBoundary,
@@ -96,9 +97,9 @@ def test_text_moves_both_coordinates() -> None:
 
 
 def test_the_example_of_the_domain_holds() -> None:
-    prompt = PromptLayout([PromptSegment.text([1, 2]), IMAGE, PromptSegment.text([3])])
+    incoming = PromptLayout([PromptSegment.text([1, 2]), IMAGE, PromptSegment.text([3])])
     cached = PromptLayout([PromptSegment.text([1, 2]), IMAGE, PromptSegment.text([9])])
-    shared = cached.common_prefix(prompt)
+    shared = cached.common_prefix(incoming)
     assert shared == PromptBoundary(logical_tokens=578, native_position=3)
     assert shared.speculative_position() == SpeculativePosition(target=3, draft=578)
 
@@ -201,7 +202,10 @@ def test_shared_length_is_that_of_a_loop(a: list[int], b: list[int], common: int
     assert shared_length(as_tokens(a), as_tokens(b)) == shared_units([*a], [*b])
 
 
-@pytest.mark.parametrize("at", [0, 63, 64, 65, 575, 576, 4671, 4672, 8191, 8192, 8193, 99_998, 99_999])
+CHUNK_ENDS = [prompt._FIRST_COMPARE + count * prompt._COMPARE for count in range(3)]
+
+
+@pytest.mark.parametrize("at", [0, 99_998, 99_999, *(end + off for end in CHUNK_ENDS for off in (-2, -1, 0, 1))])
 def test_a_difference_is_found_wherever_comparison_chunks_end(at: int) -> None:
     a = np.zeros(100_000, np.int32)
     b = a.copy()
