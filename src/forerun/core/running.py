@@ -110,8 +110,6 @@ class RequestState:
         """Add what a step gave, up to where the request ends; says so in the delta."""
         if self.first_token_at is None:
             self.first_token_at = now
-        self.drafted += result.drafted
-        self.accepted += result.accepted
         shown: list[str] = []
         count = 0
         finish: FinishReason | None = None
@@ -121,6 +119,8 @@ class RequestState:
             finish = self._show(token, vocabulary, shown)
             if finish is not None:
                 break
+        self.drafted += result.drafted
+        self.accepted += min(result.accepted, count)
         logprobs = result.logprobs[:count] if result.logprobs is not None else None
         return self.delta("".join(shown), result.tokens[:count], logprobs, finish, now)
 

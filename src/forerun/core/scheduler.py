@@ -85,6 +85,8 @@ class Scheduler:
         self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}
         """By sequence id, in order of admission: the oldest first."""
+        self._is_full = False
+        """The head of the queue did not fit, and nothing was given back since: no need to look again."""
 
     # --- requests ----------------------------------------------------------
 
@@ -124,7 +126,8 @@ class Scheduler:
         state = self._requests.get(request_id)
         if state is None:
             return None
-        return self._finish(state, state.delta("", (), None, FinishReason.ABORT, now or state.request.arrival))
+        at = state.request.arrival if now is None else now
+        return self._finish(state, state.delta("", (), None, FinishReason.ABORT, at))
 
     @property
     def has_work(self) -> bool:
@@ -226,7 +229,7 @@ class Scheduler:
     # --- admission ----------------------------------------------------------
 
     def _admit_waiting(self, now: float) -> None:
-        if not self._waiting or len(self._running) >= self.config.max_num_seqs:
+        if not self._waiting or self._is_full or len(self._running) >= self.config.max_num_seqs:
             return
         if any(state.is_suspect for state in self._running.values()):
             return
@@ -243,6 +246,7 @@ class Scheduler:
                 continue
             if not self._admit(state, match, now):
                 passed_over.append(state)
+                self._is_full = True
                 break
             if state.is_suspect:
                 break
@@ -356,6 +360,7 @@ class Scheduler:
         del self._requests[state.request.id]
         if state.sequence is None:
             self._waiting.remove(state)
+            self._is_full = False
         else:
             del self._running[state.sequence.id]
             self._release(state)
@@ -368,8 +373,8 @@ class Scheduler:
         self.pool.release(_sequence(state), reusable)
         self._forget_memory(state)
 
-    @staticmethod
-    def _forget_memory(state: RequestState) -> None:
+    def _forget_memory(self, state: RequestState) -> None:
+        self._is_full = False
         state.sequence = None
         state.computed = state.promised = 0
 
