@@ -10,6 +10,8 @@ import pytest
 
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
+from tests.model.driving import random_tokens
+from tests.support.greedy_eq import GreedyOracle
 
 MakeContext = Callable[..., LlamaContext]
 
@@ -26,6 +28,20 @@ def dense(tiny_dense_path: Path) -> Iterator[LlamaModel]:
     model = LlamaModel.load(tiny_dense_path)
     yield model
     model.close()
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2: LlamaModel) -> Iterator[GreedyOracle]:
+    oracle = GreedyOracle(smollm2)
+    yield oracle
+    oracle.close()
+
+
+@pytest.fixture(scope="session")
+def dense_oracle(dense: LlamaModel) -> Iterator[GreedyOracle]:
+    oracle = GreedyOracle(dense, probes=[random_tokens(count, seed=count) for count in (100, 300, 1500)])
+    yield oracle
+    oracle.close()
 
 
 @pytest.fixture
