@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
-from benchmarks.bare import BareLoop, Timing
+from benchmarks.bare import BareProcess, BareSettings, Timing
 from benchmarks.report import spread
 from forerun.compose import Engine
 from forerun.core.prompt import Tokens
@@ -23,10 +24,14 @@ _BATCH = 512
 
 def run(model: str = "smollm2", rounds: int = _ROUNDS) -> dict[str, object]:
     """Ratios of speed, 1.0 = the bare loop; the engine's time includes its thread and the hand-over of each token."""
-    with Engine.load(
-        model, n_ctx=_CONTEXT, n_threads=_THREADS, max_num_batched_tokens=_BATCH, reuse_prefixes=False
-    ) as engine:  # loaded first: importing forerun.native sets libgomp up for both
-        bare = BareLoop(resolve_model(model), n_ctx=_CONTEXT, n_batch=_BATCH, threads=_THREADS)
+    options: dict[str, Any] = {
+        "n_ctx": _CONTEXT,
+        "n_threads": _THREADS,
+        "max_num_batched_tokens": _BATCH,
+        "reuse_prefixes": False,
+    }
+    settings = BareSettings(resolve_model(model), _CONTEXT, _BATCH, _THREADS)
+    with Engine.load(model, **options) as engine, BareProcess(settings) as bare:
         rng = np.random.default_rng(0)
         pairs: list[tuple[Timing, Timing]] = []
         for index in range(-1, rounds):
@@ -37,7 +42,7 @@ def run(model: str = "smollm2", rounds: int = _ROUNDS) -> dict[str, object]:
     return _figures(pairs)
 
 
-def _both(engine: Engine, bare: BareLoop, prompt: Tokens, *, engine_first: bool) -> tuple[Timing, Timing]:
+def _both(engine: Engine, bare: BareProcess, prompt: Tokens, *, engine_first: bool) -> tuple[Timing, Timing]:
     if engine_first:
         ours = through_engine(engine, prompt)
         return ours, bare.answer(prompt, _TOKENS)
@@ -47,7 +52,7 @@ def _both(engine: Engine, bare: BareLoop, prompt: Tokens, *, engine_first: bool)
 
 def through_engine(engine: Engine, prompt: Tokens) -> Timing:
     """What a caller sees: from the call to the first token, and from there to the last one."""
-    params = SamplingParams(max_tokens=_TOKENS, ignore_eos=False, stop_token_ids=())
+    params = SamplingParams(max_tokens=_TOKENS)
     tokens: list[int] = []
     started = first = time.perf_counter()
     for output in engine.stream(prompt, params):

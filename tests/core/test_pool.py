@@ -301,9 +301,9 @@ def test_room_is_made_from_the_least_recent_and_no_more_than_needed() -> None:
     old, middle, new = (cache(pool, numbered(10, start)) for start in (100, 200, 300))
     assert pool.make_room(0)
     assert pool.idle_ids == 3
-    assert pool.make_room(11, keep=frozenset({old}))
-    assert pool.idle.keys() == {old}
-    assert pool.take_operations() == (ClearSequence(middle), ClearSequence(new))
+    assert pool.make_room(11)
+    assert pool.idle.keys() == {new}
+    assert pool.take_operations() == (ClearSequence(old), ClearSequence(middle))
 
 
 def test_room_that_leases_take_up_cannot_be_made() -> None:
@@ -311,16 +311,18 @@ def test_room_that_leases_take_up_cannot_be_made() -> None:
     leased = got(pool.acquire())
     pool.target_cells.append(leased.id, 15)
     cache(pool, numbered(10))
-    assert pool.reclaimable_cells == 10
-    assert not pool.make_room(16)
+    assert pool.available_cells - pool.target_cells.free == 10
+    assert not pool.make_room(26)
+    assert pool.idle_ids == 1, "nothing is evicted in vain"
     assert pool.make_room(15)
+    assert pool.idle_ids == 0
 
 
 def test_cells_shared_with_a_lease_are_not_reclaimable() -> None:
     pool = SequencePool(3, cells=30)
     cache(pool, numbered(10))
     got(pool.acquire_matching(numbered(6).extended(text(77).segments)))
-    assert pool.reclaimable_cells == 4
+    assert pool.available_cells - pool.target_cells.free == 4
 
 
 def test_cells_of_a_quarantined_sequence_are_not_reclaimable() -> None:
@@ -328,7 +330,7 @@ def test_cells_of_a_quarantined_sequence_are_not_reclaimable() -> None:
     sequence = got(pool.acquire())
     pool.target_cells.append(sequence.id, 10)
     pool.quarantine(sequence)
-    assert (pool.reclaimable_cells, pool.target_cells.free) == (0, 20)
+    assert pool.available_cells == pool.target_cells.free == 20
     assert not pool.make_room(21)
 
 
@@ -413,6 +415,8 @@ class PoolAgainstMemory(RuleBasedStateMachine):
         self.target, self.draft = FakeMemory(CELLS * 2), FakeMemory(DRAFT_CELLS * 2)
         self.leased: dict[int, Sequence] = {}
         self.layouts: dict[int, PromptLayout] = {}
+        self.stale: set[int] = set()
+        """Leased when reuse was forgotten: never a source again."""
         """What each leased sequence is going to hold."""
         self.seen: list[PromptLayout] = [PromptLayout()]
 
@@ -474,7 +478,7 @@ class PoolAgainstMemory(RuleBasedStateMachine):
         rows = end.logical_tokens - held
         if not rows:
             return
-        reclaimable = self.pool.reclaimable_cells + self.pool.target_cells.free
+        reclaimable = self.pool.available_cells
         has_room = self.pool.make_room(rows)
         assert has_room == (rows <= reclaimable)
         self.apply()
@@ -513,13 +517,16 @@ class PoolAgainstMemory(RuleBasedStateMachine):
         assert boundary is not None
         prefix = layout.prefix(boundary)
         self.pool.release(sequence, None if keep == "none" else ReusablePrefix(prefix))
+        was_stale = sequence.id in self.stale
         self.forget(sequence)
-        if keep != "none" and boundary.logical_tokens:
+        assert not (was_stale and sequence.id in self.pool.idle)
+        if keep != "none" and boundary.logical_tokens and not was_stale:
             held_idle = [idle.layout.common_prefix(prefix) for idle in self.pool.idle.values()]
             assert prefix.end in held_idle, "what was released can be found again"
 
     def forget(self, sequence: Sequence) -> None:
         del self.leased[sequence.id], self.layouts[sequence.id]
+        self.stale.discard(sequence.id)
 
     @rule(data=st.data(), garbage=st.booleans())
     @precondition(lambda self: self.leased)
@@ -540,13 +547,13 @@ class PoolAgainstMemory(RuleBasedStateMachine):
     def retry_quarantined(self) -> None:
         self.pool.retry_quarantined()
 
-    @rule(cells=st.integers(0, CELLS), data=st.data())
-    def make_room(self, cells: int, data: st.DataObject) -> None:
-        keep = frozenset(data.draw(st.sets(st.integers(0, IDS - 1), max_size=2)))
+    @rule(cells=st.integers(0, CELLS))
+    def make_room(self, cells: int) -> None:
         before = self.pool.idle.keys()
-        if self.pool.make_room(cells, keep):
+        if self.pool.make_room(cells):
             assert self.pool.target_cells.free >= cells
-        assert before & keep <= self.pool.idle.keys()
+        else:
+            assert self.pool.idle.keys() == before
 
     @rule(cells=st.integers(0, DRAFT_CELLS))
     def make_draft_room(self, cells: int) -> None:
@@ -557,6 +564,7 @@ class PoolAgainstMemory(RuleBasedStateMachine):
     @rule()
     def forget_reuse(self) -> None:
         self.pool.invalidate_reuse()
+        self.stale |= self.leased.keys()
         assert not self.pool.idle_ids
 
     @invariant()
@@ -588,7 +596,8 @@ class PoolAgainstMemory(RuleBasedStateMachine):
 
     def lookups_find_the_deepest_source(self) -> None:
         for prompt in self.seen[-2:]:
-            known = {**{i: prefix.layout for i, prefix in self.pool.idle.items()}, **self.layouts}
+            running = {key: layout for key, layout in self.layouts.items() if key not in self.stale}
+            known = {**{i: prefix.layout for i, prefix in self.pool.idle.items()}, **running}
             deepest = 0
             for sequence_id, layout in known.items():
                 shared = layout.common_prefix(prompt).logical_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from forerun.core.drafting import NgramDrafter
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
-from forerun.core.step import FailureKind, ForkSequence, PrefillRows, StepFailure, StepPlan
+from forerun.core.step import DraftRequest, FailureKind, ForkSequence, PrefillRows, StepFailure, StepPlan
 from forerun.errors import InvalidRequestError, StepFailedError
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
 from tests.core.harness import VOCABULARY, Harness
@@ -377,6 +378,25 @@ def test_a_request_may_turn_speculation_off_for_itself() -> None:
     harness.assert_all_right()
     assert harness.usage("off").drafted_tokens == 0
     assert harness.usage("one").drafted_tokens == 9
+
+
+def test_drafts_leave_rows_to_a_prompt_that_waits() -> None:
+    class EagerDrafter:
+        name = "eager"
+
+        def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+            return [(0,) * request.limit for request in requests]
+
+    harness = Harness(config(max_num_seqs=9, max_num_batched_tokens=64, speculation=8), lookup_drafter=EagerDrafter())
+    for index in range(8):
+        harness.add(f"r{index}", random_tokens(8, seed=index), SamplingParams(max_tokens=300))
+    harness.run(until=lambda: bool(harness.tokens("r7")))
+    before = len(harness.plans)
+    harness.add("late", random_tokens(50, seed=99), SamplingParams(max_tokens=1))
+    harness.run(until=lambda: bool(harness.tokens("late")))
+    assert len(harness.plans) - before < 5
+    harness.run()
+    harness.assert_all_right()
 
 
 # --- failures ----------------------------------------------------------

@@ -38,9 +38,11 @@ class SchedulerConfig:
         for name in ("n_ctx", "n_seq_max", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("speculation", "draft_n_ctx"):
+        for name in ("speculation", "draft_n_ctx", "min_prefix_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.min_prefix_similarity <= 1:
+            raise ValueError(f"min_prefix_similarity must lie between 0 and 1, got {self.min_prefix_similarity}")
         if self.max_num_seqs > self.n_seq_max:
             raise ValueError(
                 f"max_num_seqs is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids"

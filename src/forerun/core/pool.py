@@ -72,6 +72,8 @@ class SequencePool:
         self._idle: dict[int, ReusablePrefix] = {}
         """In order of last use, the least recent first."""
         self._quarantined: set[int] = set()
+        self._stale: set[int] = set()
+        """Leased ids whose content must not be reused."""
         self._tree = PrefixTree()
         self._operations: list[KvOperation] = []
         self._size = sequences
@@ -162,11 +164,12 @@ class SequencePool:
 
     def promise(self, sequence: Sequence, layout: PromptLayout) -> None:
         """Say what a leased sequence is going to hold, so that others can wait for it and fork it while it runs."""
-        self._tree.insert(sequence.id, layout)
+        if sequence.id not in self._stale:
+            self._tree.insert(sequence.id, layout)
 
     def extend(self, sequence: Sequence, tokens: Tokens) -> None:
         """Add generated tokens to what was promised."""
-        if tokens.size:
+        if tokens.size and sequence.id in self._tree:
             self._tree.extend(sequence.id, PromptSegment(tokens, None))
 
     # --- giving back ----------------------------------------------------------
@@ -176,10 +179,11 @@ class SequencePool:
 
         What the new prefix makes redundant goes: idle prefixes it contains, or itself where another one contains it.
         """
+        is_stale = sequence.id in self._stale
         self._end_lease(sequence)
         if sequence.id in self._tree:
             self._tree.remove(sequence.id)
-        if prefix is None or not prefix.layout.logical_tokens:
+        if prefix is None or is_stale or not prefix.layout.logical_tokens:
             self._clear(sequence.id)
             return
         self.target_cells.append(sequence.id, prefix.layout.logical_tokens - self.target_cells.held(sequence.id))
@@ -192,6 +196,7 @@ class SequencePool:
         if self._leased.get(sequence.id) is not sequence:  # also a lease of the same id that ended before
             raise ValueError(f"sequence {sequence.id} is not leased")
         del self._leased[sequence.id]
+        self._stale.discard(sequence.id)
 
     def _drop_redundant(self, fresh: int) -> None:
         for owner in [owner for owner in self._idle if owner != fresh]:
@@ -223,13 +228,17 @@ class SequencePool:
 
     # --- making room ----------------------------------------------------------
 
-    def make_room(self, cells: int, keep: frozenset[int] = frozenset()) -> bool:
-        """Evict idle prefixes, least recently used first, until `cells` target cells are free. False: not possible."""
+    def make_room(self, cells: int) -> bool:
+        """Evict idle prefixes, least recently used first, until `cells` target cells are free.
+
+        False, with nothing evicted, where even evicting all of them would not be enough.
+        """
+        if self.target_cells.free >= cells:
+            return True
+        if self.available_cells < cells:
+            return False
         while self.target_cells.free < cells:
-            victim = next((owner for owner in self._idle if owner not in keep), None)
-            if victim is None:
-                return False
-            self._evict(victim)
+            self._evict(next(iter(self._idle)))
         return True
 
     def make_draft_room(self, cells: int) -> bool:
@@ -244,15 +253,22 @@ class SequencePool:
         return self.draft_cells.free >= cells
 
     @property
-    def reclaimable_cells(self) -> int:
-        """Target cells that evicting every idle prefix would make available, beside the free ones."""
+    def available_cells(self) -> int:
+        """Target cells that are free or would be without the idle prefixes."""
         busy = [*self._leased, *self._quarantined]
-        return self.target_cells.used - self.target_cells.held_together(busy)
+        return self.target_cells.free + self.target_cells.used - self.target_cells.held_together(busy)
 
     def invalidate_reuse(self) -> None:
-        """Forget every idle prefix (its KV is no longer that of the model as it is now)."""
+        """Nothing computed so far is to be reused: its KV is no longer what the model as it is now would compute.
+
+        Idle prefixes go; what running sequences hold is not offered any more, and not kept when they are released.
+        """
         for owner in list(self._idle):
             self._evict(owner)
+        for sequence_id in self._leased:
+            self._stale.add(sequence_id)
+            if sequence_id in self._tree:
+                self._tree.remove(sequence_id)
 
     def _evict_one(self, keep: int | None = None) -> bool:
         victim = next((owner for owner in self._idle if owner != keep), None)

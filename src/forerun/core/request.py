@@ -12,6 +12,7 @@ from forerun.errors import ForerunError, InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000
 MAX_LOGIT_BIAS = 100.0
 
 
@@ -66,6 +67,9 @@ class SamplingParams:
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
             raise InvalidRequestError("stop", f"at most {MAX_STOPS} stop strings, got {len(self.stop)}")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_LENGTH:
+            raise InvalidRequestError("stop", f"a stop string has at most {MAX_STOP_LENGTH} characters, got {longest}")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop", "a stop string is empty; leave it out instead")
         if any(token < 0 for token in self.stop_token_ids):

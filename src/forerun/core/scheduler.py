@@ -158,11 +158,10 @@ class Scheduler:
             self._preempt_youngest()
             states = self._in_this_step()
             ready = self._ready(states)
-        drafts = self._drafting.plan(ready, self.config.max_num_batched_tokens - len(ready))
+        drafts = self._drafting.plan(ready, self._rows_for_drafts(len(ready), others=len(states) - len(ready)))
         decode_rows = self._within_free_cells(drafts, len(ready))
         prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
-        fill_budget = self._planner.prefill_budget(decode_rows, 2**31)
-        fills = self._drafting.fills(states, fill_budget)
+        fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready), 2**31))
         decode = tuple([self._decode_row(state, drafts) for state in ready])
         return StepPlan(now, self.pool.take_operations(), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
 
@@ -174,6 +173,11 @@ class Scheduler:
     @staticmethod
     def _ready(states: list[RequestState]) -> list[RequestState]:
         return [state for state in states if _is_ready(state)]
+
+    def _rows_for_drafts(self, ready: int, others: int) -> int:
+        """Rows that drafts may take: prompts still to be computed keep one quantum, or half of the rest."""
+        spare = self.config.max_num_batched_tokens - ready
+        return spare - min(self.config.prefill_quantum, (spare + 1) // 2) if others else spare
 
     def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
         """Rows of decode and drafts together; drafts that would find no cells are dropped."""
@@ -196,7 +200,9 @@ class Scheduler:
         demands = [self._demand(state) for state in states]
         budget = self._planner.prefill_budget(decode_rows, 2**31)
         wanted = min(budget, sum(demand.rows for demand in demands))
-        self.pool.make_room(decode_rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0))
+        wanted = decode_rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0)
+        if not self.pool.make_room(wanted):
+            self.pool.make_room(self.pool.available_cells)
         free = self.pool.target_cells.free - decode_rows
         demands = [demand for demand in demands if not demand.whole or demand.rows <= free]
         granted = self._planner.share(demands, min(budget, free))
@@ -304,7 +310,7 @@ class Scheduler:
         """Whether the request can be computed without pushing out those that run."""
         reused = match.boundary.logical_tokens if match else 0
         promised_cells = sum(running.remaining for running in self._running.values())
-        available = self.pool.target_cells.free + self.pool.reclaimable_cells - promised_cells
+        available = self.pool.available_cells - promised_cells
         if match is not None and match.source_id not in self._running:
             available -= reused
         return state.history.size - reused + 1 <= available

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 
 SPIN_VARIABLE = "GOMP_SPINCOUNT"
-SPIN_COUNT = "1000"
+SPIN_COUNT = "1500"
 """Measured with benchmarks of one row per decode, alone and beside a busy process: see docs/decisions/0004."""
 
 _USER_SETTINGS = (SPIN_VARIABLE, "OMP_WAIT_POLICY")
