@@ -26,7 +26,7 @@ class Spread:
     runs: int
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f}, {self.runs} runs)"
+        return f"{self.median:.4g} ({self.low:.4g} to {self.high:.4g}, {self.runs} runs)"
 
 
 def spread(values: Sequence[float]) -> Spread:
