@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun import Engine, FinishReason, Output, SamplingParams, Usage
+from forerun import Engine, FinishReason, Output, PromptLayout, SamplingParams, Usage
 
 Ids = list[int]
 
@@ -33,6 +33,11 @@ def some_tokens(count: int, seed: int) -> Ids:
     """Ordinary tokens of SmolLM2's vocabulary."""
     tokens: Ids = np.random.default_rng(seed).integers(1000, 30_000, count).tolist()
     return tokens
+
+
+def ids_in(layout: PromptLayout) -> Ids:
+    """The tokens of a text prompt."""
+    return [int(token) for segment in layout.segments for token in segment.tokens]
 
 
 def answers(engine: Engine, prompts: Sequence[Ids], params: SamplingParams | Sequence[SamplingParams]) -> list[Output]:

@@ -11,7 +11,7 @@ import pytest
 from forerun import Engine, FinishReason, SamplingParams
 from forerun.native.model import LlamaModel
 from tests.conftest import MakeTinyModel
-from tests.model.serving import Ids, answer, answers, assert_length, serving, some_tokens, usage_of
+from tests.model.serving import Ids, answer, answers, assert_length, ids_in, serving, some_tokens, usage_of
 from tests.support.greedy_eq import GreedyOracle, without_ends
 from tests.support.tiny_models import TinyModel
 
@@ -64,13 +64,13 @@ def sixteen_prompts() -> list[Ids]:
     ]
 
 
-@pytest.mark.parametrize("reuse_prefixes", [True, False], ids=["cache", "no cache"])
+@pytest.mark.parametrize("cache", ["cache", "no cache"])
 def test_answers_do_not_depend_on_drafts_cache_or_company(
-    drafting: dict[str, Any], reuse_prefixes: bool, tiny_dense_path: Path, dense_oracle: GreedyOracle
+    drafting: dict[str, Any], cache: str, tiny_dense_path: Path, dense_oracle: GreedyOracle
 ) -> None:
     prompts = sixteen_prompts()
     outputs = []
-    with serving(tiny_dense_path, reuse_prefixes=reuse_prefixes, **drafting) as engine:
+    with serving(tiny_dense_path, reuse_prefixes=cache == "cache", **drafting) as engine:
         for concurrency in (16, 4, 1):
             for start in range(0, 16, concurrency):
                 part = prompts[start : start + concurrency]
@@ -80,17 +80,17 @@ def test_answers_do_not_depend_on_drafts_cache_or_company(
                     dense_oracle.check(prompt, output.token_ids)
                 outputs += found
     cached = sum(usage_of(output).cached_tokens for output in outputs)
-    assert (cached > 2 * sum(map(len, prompts)) - 200) if reuse_prefixes else cached == 0
+    assert (cached > 2 * sum(map(len, prompts)) - 200) if cache == "cache" else cached == 0
     assert_drafts_as_meant(outputs, drafting)
 
 
-@pytest.mark.parametrize("reuse_prefixes", [True, False], ids=["cache", "no cache"])
+@pytest.mark.parametrize("cache", ["cache", "no cache"])
 def test_requests_that_together_outgrow_the_context_all_run_to_its_end(
-    drafting: dict[str, Any], reuse_prefixes: bool, tiny_dense_path: Path, dense_oracle: GreedyOracle
+    drafting: dict[str, Any], cache: str, tiny_dense_path: Path, dense_oracle: GreedyOracle
 ) -> None:
     n_ctx = 256
     with serving(
-        tiny_dense_path, n_ctx=n_ctx, n_seq_max=8, max_num_seqs=8, reuse_prefixes=reuse_prefixes, **drafting
+        tiny_dense_path, n_ctx=n_ctx, n_seq_max=8, max_num_seqs=8, reuse_prefixes=cache == "cache", **drafting
     ) as (engine):
         for lengths in ((150,), (255,), (256,), (1, 200), (30, 60, 90, 200), (250, 251, 252, 253, 254, 255, 256)):
             prompts = [some_tokens(count, seed=100 + count) for count in lengths]
@@ -138,8 +138,7 @@ def real_engine(request: pytest.FixtureRequest, smollm2_path: Path, tiny_dense_p
 
 def marker_prompts(engine: Engine) -> list[Ids]:
     question = "The secret word is {}. What is the secret word?"
-    layouts = [engine.chat_prompt([{"role": "user", "content": question.format(word)}]) for word in WORDS]
-    return [[int(token) for segment in layout.segments for token in segment.tokens] for layout in layouts]
+    return [ids_in(engine.chat_prompt([{"role": "user", "content": question.format(word)}])) for word in WORDS]
 
 
 def test_the_real_model_answers_each_prompt_with_its_own_word(
