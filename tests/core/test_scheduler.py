@@ -269,7 +269,7 @@ def test_an_image_is_evaluated_whole_and_its_prefix_reused() -> None:
 
 
 def speculative(quality: float, most: int, **changes: int) -> Harness:
-    scheduler_config = config(speculation=most, draft_n_ctx=changes.get("n_ctx", 4096), **changes)
+    scheduler_config = config(**{"speculation": most, "draft_n_ctx": changes.get("n_ctx", 4096), **changes})
     drafter = FakeDrafter(scheduler_config.draft_n_ctx, VOCABULARY.size, quality)
     runner = FakeRunner(scheduler_config.n_ctx, VOCABULARY.size, drafter=drafter)
     return Harness(scheduler_config, runner, lookup_drafter=NgramDrafter(longest=12, shortest=12))
@@ -322,6 +322,19 @@ def test_an_end_token_inside_an_accepted_block_ends_the_answer_there() -> None:
     harness.assert_all_right()
     ends = {harness.answer(f"r{seed}").finish_reason for seed in range(20)}
     assert ends == {FinishReason.STOP}
+
+
+@pytest.mark.parametrize("draft_n_ctx", range(66, 78))
+def test_catching_up_leaves_the_draft_memory_room_for_the_drafts_of_the_same_step(draft_n_ctx: int) -> None:
+    harness = speculative(1.0, 4, draft_n_ctx=draft_n_ctx)
+    for index in range(3):
+        harness.add(f"r{index}", random_tokens(20 + index, seed=index), SamplingParams(max_tokens=40))
+        while len(harness.tokens(f"r{index}")) <= 8:
+            harness.step()
+    while harness.scheduler.has_work:
+        _, result = harness.step()
+        assert result.failure is None
+    harness.assert_all_right()
 
 
 def test_a_draft_equal_to_the_target_is_accepted_whole_and_never_evaluated_twice() -> None:

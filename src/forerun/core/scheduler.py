@@ -161,7 +161,7 @@ class Scheduler:
         drafts = self._drafting.plan(ready, self._rows_for_drafts(len(ready), others=len(states) - len(ready)))
         decode_rows = self._within_free_cells(drafts, len(ready))
         prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
-        fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready), 2**31))
+        fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready), 2**31), drafts)
         decode = tuple([self._decode_row(state, drafts) for state in ready])
         return StepPlan(now, self.pool.take_operations(), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
 

@@ -37,6 +37,11 @@ class Drafts:
         """Target rows the drafts may take."""
         return sum(map(len, self.proposed.values())) + sum(request.limit for request in self.requests)
 
+    @property
+    def model_cells(self) -> int:
+        """Cells of the draft model's memory that the requests may take: its last proposals are not evaluated."""
+        return sum(request.tokens.size - request.held + request.limit - 1 for request in self.requests)
+
 
 class DraftPlanner:
     """Chooses a drafter and a length for each sequence that decodes."""
@@ -92,16 +97,21 @@ class DraftPlanner:
         asked = state.request.params.speculation
         return self._config.draft_n_ctx > 0 and not state.has_media and (asked is None or asked > 0)
 
-    def fills(self, states: Sequence[RequestState], budget: int) -> list[DraftFill]:
-        """Text for the draft model to run through, where it is too far behind to catch up while drafting."""
+    def fills(self, states: Sequence[RequestState], budget: int, drafts: Drafts) -> list[DraftFill]:
+        """Text for the draft model to run through, where it is too far behind to catch up while drafting.
+
+        The cells that the step's own drafts may take are left to them.
+        """
         fills: list[DraftFill] = []
-        planned = 0
+        planned, drafted = 0, drafts.model_cells
         for state in states if self.is_on else ():
             if not self._drafts_with_model(state) or state.history.size >= self._config.draft_n_ctx:
                 continue
             held = self._pool.draft_cells.held(_id(state))
             rows = min(state.computed - held, budget - planned)
-            if state.computed - held < _CATCH_UP or rows < 1 or not self._pool.make_draft_room(planned + rows):
+            if state.computed - held < _CATCH_UP or rows < 1:
+                continue
+            if not self._pool.make_draft_room(drafted + planned + rows):
                 continue
             planned += rows
             fills.append(DraftFill(_id(state), state.history.slice(held, held + rows), held))
