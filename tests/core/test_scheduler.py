@@ -268,6 +268,27 @@ def test_an_image_is_evaluated_whole_and_its_prefix_reused() -> None:
 # --- speculation -------------------------------------------------------
 
 
+class GenerousScheduler(Scheduler):
+    """Admits whoever there is an id for, so that those who run block each other."""
+
+    def _fits(self, *_: object) -> bool:
+        return True
+
+
+def test_operations_of_a_plan_that_was_given_up_are_not_lost() -> None:
+    harness = Harness(config(n_ctx=64))
+    harness.scheduler = GenerousScheduler(harness.config, VOCABULARY)
+    harness.add("cached", random_tokens(8, seed=9), SamplingParams(max_tokens=1))
+    harness.run()
+    for index in range(2):  # both hold 20 cells and need 30 more at once; the cached prefix is evicted in vain
+        image = PromptSegment.media(f"image-{index}", 30, 30)
+        harness.add(f"r{index}", PromptLayout([PromptSegment.text([index] * 20), image, PromptSegment.text([7])]))
+    while harness.scheduler.has_work:
+        _, result = harness.step()
+        assert result.failure is None
+    harness.assert_all_right()
+
+
 def speculative(quality: float, most: int, **changes: int) -> Harness:
     scheduler_config = config(**{"speculation": most, "draft_n_ctx": changes.get("n_ctx", 4096), **changes})
     drafter = FakeDrafter(scheduler_config.draft_n_ctx, VOCABULARY.size, quality)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.drafting import DraftAllocator, FixedDraftAllocator, NgramDrafter
@@ -149,7 +149,8 @@ class Scheduler:
         while not (plan.decode or plan.prefill) and len(self._running) > 1:
             self._preempt_youngest()
             plan = self._plan_rows(now)
-        return plan
+        # Taken only now: a plan that was given up must not take the operations it queued with it.
+        return replace(plan, operations=self.pool.take_operations())
 
     def _plan_rows(self, now: float) -> StepPlan:
         states = self._in_this_step()
@@ -163,7 +164,7 @@ class Scheduler:
         prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
         fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready), 2**31), drafts)
         decode = tuple([self._decode_row(state, drafts) for state in ready])
-        return StepPlan(now, self.pool.take_operations(), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
+        return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
 
     def _in_this_step(self) -> list[RequestState]:
         """Running requests in order of sequence id; a suspect of a failed step runs alone."""
