@@ -86,6 +86,19 @@ def test_a_follower_does_not_wait_for_a_leader_that_went_away() -> None:
     assert harness.usage("follower").cached_tokens == 32, "what the leader computed stays usable"
 
 
+def test_a_follower_goes_on_once_its_prefix_is_there_though_one_behind_it_does_not_fit() -> None:
+    harness = Harness(config(n_ctx=1000, max_num_batched_tokens=64))
+    harness.add("leader", random_tokens(400, seed=0), SamplingParams(max_tokens=50))
+    harness.step()
+    harness.add("follower", [*random_tokens(400, seed=0), 1])
+    harness.add("large", random_tokens(800, seed=1))
+    harness.run(until=lambda: bool(harness.tokens("follower")))
+    assert len(harness.tokens("leader")) < 10, "the leader was still running"
+    harness.run()
+    harness.assert_all_right()
+    assert harness.usage("follower").cached_tokens == 400
+
+
 def test_the_next_turn_reuses_prompt_and_answer_of_the_first() -> None:
     harness = Harness(config())
     first = random_tokens(50, seed=1)

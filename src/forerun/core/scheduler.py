@@ -85,8 +85,8 @@ class Scheduler:
         self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}
         """By sequence id, in order of admission: the oldest first."""
-        self._is_full = False
-        """The head of the queue did not fit, and nothing was given back since: no need to look again."""
+        self._blocked: RequestState | None = None
+        """Did not fit, and nothing was given back since: no need to look again, and nobody behind it passes."""
 
     # --- requests ----------------------------------------------------------
 
@@ -236,13 +236,10 @@ class Scheduler:
     # --- admission ----------------------------------------------------------
 
     def _admit_waiting(self, now: float) -> None:
-        if not self._waiting or self._is_full or len(self._running) >= self.config.max_num_seqs:
+        if not self._waiting or any(state.is_suspect for state in self._running.values()):
             return
-        if any(state.is_suspect for state in self._running.values()):
-            return
-        self._promise_outputs()
         passed_over: list[RequestState] = []
-        while self._waiting and len(self._running) < self.config.max_num_seqs:
+        while self._waiting and self._waiting[0] is not self._blocked and len(self._running) < self.config.max_num_seqs:
             state = self._waiting.popleft()
             if self._still_waits_for_prefix(state):
                 passed_over.append(state)
@@ -253,7 +250,7 @@ class Scheduler:
                 continue
             if not self._admit(state, match, now):
                 passed_over.append(state)
-                self._is_full = True
+                self._blocked = state
                 break
             if state.is_suspect:
                 break
@@ -262,13 +259,14 @@ class Scheduler:
     def _promise_outputs(self) -> None:
         """Let lookups see what running requests have generated since they were last told."""
         for state in self._running.values():
-            if self.config.reuse_prefixes and state.promised < state.history.size:
+            if state.promised < state.history.size:
                 self.pool.extend(_sequence(state), state.history.slice(state.promised, state.history.size))
                 state.promised = state.history.size
 
     def _lookup(self, state: RequestState) -> PrefixMatch | None:
         if not self.config.reuse_prefixes:
             return None
+        self._promise_outputs()
         layout = state.layout(state.history.size)
         match = self.pool.find(layout)
         return match if match and self.pool.is_worth_reusing(match.promised, layout) else None
@@ -367,7 +365,7 @@ class Scheduler:
         del self._requests[state.request.id]
         if state.sequence is None:
             self._waiting.remove(state)
-            self._is_full = False
+            self._blocked = None
         else:
             del self._running[state.sequence.id]
             self._release(state)
@@ -381,7 +379,7 @@ class Scheduler:
         self._forget_memory(state)
 
     def _forget_memory(self, state: RequestState) -> None:
-        self._is_full = False
+        self._blocked = None
         state.sequence = None
         state.computed = state.promised = 0
 
