@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from forerun.models.resolve import resolve_model
 from tests.support.tiny_models import TinyModel, build
 
 MakeTinyModel = Callable[[TinyModel], Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> None:
+    """Some tests send Ctrl-C, which a shell has everything ignore that it starts in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

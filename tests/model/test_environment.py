@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from forerun.native.environment import SPIN_COUNT
+
 pytestmark = pytest.mark.model
 
 PRINT = "import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
@@ -22,7 +24,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_importing_native_sets_the_spin_count() -> None:
     process = run(f"import forerun.native; {PRINT}")
-    assert process.stdout == "1000 None\n"
+    assert process.stdout == f"{SPIN_COUNT} None\n"
     assert process.stderr == ""
 
 
