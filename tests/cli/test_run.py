@@ -145,3 +145,9 @@ def test_version_and_help() -> None:
         result = CliRunner().invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert "smollm2" in result.stdout or not command
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_flags_are_shown_without_a_value(command: str) -> None:
+    lines = CliRunner().invoke(app, [command, "--help"]).output.splitlines()
+    assert [line for line in lines if "bool" in line and "--help" not in line] == []

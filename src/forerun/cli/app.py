@@ -39,13 +39,20 @@ Examples:
     forerun chat model.gguf --system "Answer in one sentence." --temperature 0.7
 """
 
+_FLAG = ""
+"""Shown after a flag, where typer would write `<bool>` as if a value were wanted."""
+
 System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Progress and llama.cpp's log on standard error.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", metavar=_FLAG, help="Progress and llama.cpp's log on standard error.")
+]
 
 
 @app.callback(invoke_without_command=True)
 def forerun_command(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar=_FLAG, help="Print the version and exit.", is_eager=True)
+    ] = False,
 ) -> None:
     """Run llama.cpp models: batched, with cached prefixes, with a draft running ahead."""
     if version:
@@ -58,12 +65,16 @@ def forerun_command(
 @ends_well
 def run(
     model: ModelOptions,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Prompts; `-` reads standard input.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Prompts; `-` reads standard input.")],
     sampling: SamplingOptions,
     *,
     system: System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Prompts as they are, without the model's chat template.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt and line, in order.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", metavar=_FLAG, help="Prompts as they are, without the model's chat template.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", metavar=_FLAG, help="One JSON object a prompt and line, in order.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer one or several prompts, which run as one batch.

@@ -90,7 +90,9 @@ class SamplingOptions:
     seed: Annotated[int | None, _sampling(help="Same seed, same answer. Default: drawn.")] = None
     stop: Annotated[list[str] | None, _sampling(help="End before this text; may be repeated.")] = None
     stop_token: Annotated[list[int] | None, _sampling(help="End after this token id; may be repeated.")] = None
-    ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="Go on past the model's end of turn.")] = False
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", metavar="", help="Go on past the model's end of turn.")] = (
+        False
+    )
     logprobs: Annotated[
         int | None,
         _sampling(help="Log probabilities of each token and of N alternatives (--json)."),
