@@ -258,7 +258,8 @@ class FakeRunner:
             if failure is not None:
                 self._leave_garbage(plan)
                 return StepResult(self._seconds, failure=failure)
-            return StepResult(self._seconds, self._evaluate(plan))
+            results = self._evaluate(plan)
+            return StepResult(self._seconds, results, self._draft_held(plan, results))
         except (FakeMemoryError, BrokenLogitsError) as error:
             return StepResult(self._seconds, failure=StepFailure(FailureKind.FAILED, str(error)))
 
@@ -312,13 +313,17 @@ class FakeRunner:
         self.rows += len(logits)
         verified = verify(logits, drafts, row.sampling, row.max_tokens)
         self.memory.truncate(row.sequence_id, row.position + len(verified.tokens))
-        draft_held = self._keep_accepted(row, len(verified.tokens)) if row.sequence_id in proposals else None
-        return SequenceResult(verified.tokens, len(drafts), verified.accepted, draft_held, verified.logprobs)
+        return SequenceResult(verified.tokens, len(drafts), verified.accepted, verified.logprobs)
 
-    def _keep_accepted(self, row: DecodeRow, tokens: int) -> int:
-        assert self.drafter is not None
-        self.drafter.memory.truncate(row.sequence_id, row.position + tokens)
-        return self.drafter.memory.held(row.sequence_id)
+    def _draft_held(self, plan: StepPlan, results: dict[int, SequenceResult]) -> dict[int, int]:
+        """Cut rejected tokens from the draft's memory; what it then holds, by sequence id."""
+        if self.drafter is None:
+            return {}
+        memory = self.drafter.memory
+        for request in plan.draft_requests:
+            memory.truncate(request.sequence_id, request.tokens.size + results[request.sequence_id].accepted)
+        ids = [fill.sequence_id for fill in plan.draft_fills] + [request.sequence_id for request in plan.draft_requests]
+        return {sequence_id: memory.held(sequence_id) for sequence_id in ids}
 
     def _logits(self, sequence_id: int) -> NDArray[np.float32]:
         return fake_logits(self.memory.digest(sequence_id), self._size)

@@ -15,7 +15,7 @@ from forerun.core.drafting import NgramDrafter
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
-from forerun.core.step import DraftRequest, FailureKind, ForkSequence, PrefillRows, StepFailure, StepPlan
+from forerun.core.step import DraftRequest, FailureKind, ForkSequence, PrefillRows, StepFailure, StepPlan, StepResult
 from forerun.errors import InvalidRequestError, StepFailedError
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
 from tests.core.harness import VOCABULARY, Harness
@@ -368,6 +368,29 @@ def test_catching_up_leaves_the_draft_memory_room_for_the_drafts_of_the_same_ste
     while harness.scheduler.has_work:
         _, result = harness.step()
         assert result.failure is None
+    harness.assert_all_right()
+
+
+class StumblingRunner(FakeRunner):
+    """Its draft model keeps five tokens of whatever it is filled with, as after a decode that failed."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        assert self.drafter is not None
+        for fill in plan.draft_fills:
+            self.drafter.memory.truncate(fill.sequence_id, 5)
+        return dataclasses.replace(result, draft_held={key: min(held, 5) for key, held in result.draft_held.items()})
+
+
+def test_a_draft_fill_that_failed_is_not_believed() -> None:
+    harness = speculative(1.0, 4)
+    harness.runner = StumblingRunner(4096, VOCABULARY.size, drafter=harness.runner.drafter)
+    assert harness.runner.drafter is not None
+    harness.add("r", random_tokens(60, seed=0), SamplingParams(max_tokens=20))
+    while harness.scheduler.has_work:
+        harness.step()
+        if not harness.scheduler.pool.pending_operations:
+            assert harness.scheduler.pool.draft_cells.held(0) == harness.runner.drafter.memory.held(0) <= 5
     harness.assert_all_right()
 
 

@@ -170,9 +170,10 @@ def test_right_drafts_are_accepted_and_wrong_ones_leave_no_trace() -> None:
     runner.execute(StepPlan(0.0, prefill=(prefill(prompt, context),)))
     context.history.append(expected[0])
     row = DecodeRow(0, expected[0], 3, context, max_tokens=9, drafts=(*expected[1:3], wrong, 0))
-    result = runner.execute(StepPlan(0.0, decode=(row,))).sequences[0]
+    step = runner.execute(StepPlan(0.0, decode=(row,)))
+    result = step.sequences[0]
     assert list(result.tokens) == expected[1:4]
-    assert (result.drafted, result.accepted, result.draft_held) == (4, 2, None)
+    assert (result.drafted, result.accepted, step.draft_held) == (4, 2, {})
     assert runner.memory.next_position(0) == 3 + len(result.tokens)
 
 
@@ -189,9 +190,10 @@ def test_a_perfect_draft_model_is_always_right_and_keeps_what_was_accepted() -> 
         draft_requests=(DraftRequest(0, context.history.tokens, held=2, limit=3),),
         decode=(DecodeRow(0, expected[0], 3, context, max_tokens=9),),
     )
-    result = runner.execute(plan).sequences[0]
+    step = runner.execute(plan)
+    result = step.sequences[0]
     assert (list(result.tokens), result.accepted) == (expected[1:5], 3)
-    assert result.draft_held == drafter.memory.held(0) == 6
+    assert step.draft_held == {0: drafter.memory.held(0)} == {0: 6}
     assert drafter.rows == 6
 
 

@@ -71,8 +71,7 @@ class DrivenRequest:
         for token in sequence.tokens:
             self.history.append(token)
         self.computed = self.history.size - 1
-        if sequence.draft_held is not None:
-            self.draft_held = sequence.draft_held
+        self.draft_held = result.draft_held.get(self.sequence_id, self.draft_held)
         return sequence
 
     def decode(self, drafts: tuple[int, ...] = ()) -> SequenceResult:

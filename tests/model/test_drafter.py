@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.core.step import DraftRequest, ForkSequence, StepPlan, TruncateSequence
+from forerun.core.step import DraftFill, DraftRequest, ForkSequence, StepPlan, TruncateSequence
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext
 from forerun.native.drafter import LlamaDrafter
@@ -69,7 +69,7 @@ def test_rejected_drafts_leave_both_memories(
         known, held, before = driven.history.size, driven.draft_held, drafter.rows_evaluated
         result = driven.decode_with_draft(4)
         assert drafter.rows_evaluated - before == known - held + result.drafted - 1
-        assert result.draft_held == min(known + result.drafted - 1, known + result.accepted)
+        assert driven.draft_held == min(known + result.drafted - 1, known + result.accepted)
         driven.assert_memory_is_known()
         rejected += result.drafted - result.accepted
     assert rejected > 0
@@ -156,9 +156,13 @@ def test_a_full_draft_memory_means_no_proposals_and_no_failure(dense: LlamaModel
     runner = LlamaRunner(make_context(dense), drafter)
     request = started(runner)
     filler = DrivenRequest(runner, 1, random_tokens(256 - PROMPT_TOKENS - 2))
-    drafter.fill([filler.draft_fill(filler.history.size)])
+    plan = StepPlan(0.0, draft_fills=(filler.draft_fill(filler.history.size),))
+    assert runner.execute(plan).draft_held == {1: filler.history.size}
     assert request.decode_with_draft(4).drafted == 2  # one cell for the pending token, one for the first proposal
     request.assert_memory_is_known()
+    late = DraftFill(2, request.history.slice(0, 30), 0)
+    step = runner.execute(StepPlan(0.0, draft_fills=(late,)))
+    assert (step.failure, step.draft_held) == (None, {2: 0}), "what was not filled is not said to be"
     result = request.decode_with_draft(4)
     assert (result.drafted, len(result.tokens)) == (0, 1)
     request.assert_memory_is_known()
@@ -173,7 +177,7 @@ def test_a_draft_memory_that_holds_less_than_thought_says_so(dense: LlamaModel, 
     request = started(LlamaRunner(make_context(dense), drafter))
     drafter.truncate(0, 10)
     result = request.decode_with_draft(4)
-    assert (result.drafted, result.draft_held) == (0, 10)
+    assert (result.drafted, request.draft_held) == (0, 10)
 
 
 def test_a_draft_memory_that_holds_more_than_thought_is_cut(dense: LlamaModel, make_context: MakeContext) -> None:

@@ -333,8 +333,8 @@ class Scheduler:
         now = plan.now + result.elapsed
         if result.failure is not None:
             return self._recover(plan, result.failure, now)
-        for fill in plan.draft_fills:
-            self.pool.draft_cells.append(fill.sequence_id, fill.tokens.size)
+        for sequence_id, held in result.draft_held.items():
+            self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
         deltas = [self._commit_tokens(row.sequence_id, sequences[row.sequence_id], now) for row in plan.decode]
         for rows in plan.prefill:
@@ -354,8 +354,6 @@ class Scheduler:
         state = self._running[sequence_id]
         in_memory = state.history.size + len(result.tokens) - 1
         self.pool.target_cells.append(sequence_id, in_memory - state.computed)
-        if result.draft_held is not None:
-            self.pool.draft_cells.resize(sequence_id, result.draft_held)
         state.computed = in_memory
         state.is_suspect = False
         delta = state.take_tokens(result, self._vocabulary, now)

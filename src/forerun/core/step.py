@@ -158,8 +158,6 @@ class SequenceResult:
     """How many tokens were proposed."""
     accepted: int = 0
     """How many proposals the target's own choice confirmed."""
-    draft_held: int | None = None
-    """Dense tokens the draft's memory holds after the step, where a draft model ran for the sequence."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
@@ -184,6 +182,9 @@ class StepResult:
     elapsed: float
     """Seconds the step took."""
     sequences: Mapping[int, SequenceResult] = field(default_factory=dict)
+    draft_held: Mapping[int, int] = field(default_factory=dict)
+    """Dense tokens the draft's memory holds after the step, of every sequence with a draft fill or request. They may be
+    fewer than planned: a draft model that fails drafts less, and fails no step."""
     failure: StepFailure | None = None
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verified, verify
 from forerun.core.step import (
     ClearSequence,
-    DraftRequest,
     FailureKind,
     ForkSequence,
     KvOperation,
@@ -45,26 +44,20 @@ class LlamaRunner:
         does not fit a batch, or that asks for drafts where there is no draft model."""
         start = perf_counter()
         try:
-            sequences = self._perform(plan)
+            sequences, draft_held = self._perform(plan)
         except NativeStepError as error:
             return StepResult(perf_counter() - start, failure=StepFailure(error.kind, str(error)))
         except BrokenLogitsError as error:
             return StepResult(perf_counter() - start, failure=StepFailure(FailureKind.FAILED, str(error)))
-        return StepResult(perf_counter() - start, sequences)
+        return StepResult(perf_counter() - start, sequences, draft_held)
 
-    def _perform(self, plan: StepPlan) -> dict[int, SequenceResult]:
+    def _perform(self, plan: StepPlan) -> tuple[dict[int, SequenceResult], dict[int, int]]:
         for operation in plan.operations:
             self._apply(operation)
-        proposals = self._run_draft(plan) if plan.draft_fills or plan.draft_requests else {}
-        if not (plan.decode or plan.prefill):
-            return {}
-        drafts = [proposals.get(row.sequence_id, row.drafts) for row in plan.decode]
-        self._fill_batch(plan, drafts)
-        self.context.decode(self._batch)
-        results = dict(self._verify(plan, drafts))
-        if plan.draft_requests:
-            self._settle_draft(plan.draft_requests, results)
-        return results
+        drafter = self._drafter_for(plan)
+        proposals = self._run_draft(drafter, plan) if drafter else {}
+        results = self._run_target(plan, proposals) if plan.decode or plan.prefill else {}
+        return results, self._settle_draft(drafter, plan, results) if drafter else {}
 
     # --- memory operations ---
 
@@ -97,27 +90,36 @@ class LlamaRunner:
 
     # --- drafting ---
 
-    def _run_draft(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
-        """What the draft model proposes, by sequence id."""
+    def _drafter_for(self, plan: StepPlan) -> LlamaDrafter | None:
+        if not (plan.draft_fills or plan.draft_requests):
+            return None
         if self.drafter is None:
             raise ValueError("the plan asks for drafts, but there is no draft model")
-        self.drafter.fill(plan.draft_fills)
-        requests = plan.draft_requests
-        ids = [request.sequence_id for request in requests]
-        return dict(zip(ids, self.drafter.propose(requests), strict=True))
+        return self.drafter
 
-    def _settle_draft(self, requests: tuple[DraftRequest, ...], results: dict[int, SequenceResult]) -> None:
-        """Cut rejected tokens from the draft's memory and report what it holds."""
-        if self.drafter is None:
-            return
-        for request in requests:
-            result = results[request.sequence_id]
-            held = self.drafter.settle(request, result.accepted)
-            results[request.sequence_id] = SequenceResult(
-                result.tokens, result.drafted, result.accepted, held, result.logprobs
-            )
+    @staticmethod
+    def _run_draft(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+        """What the draft model proposes, by sequence id."""
+        drafter.fill(plan.draft_fills)
+        ids = [request.sequence_id for request in plan.draft_requests]
+        return dict(zip(ids, drafter.propose(plan.draft_requests), strict=True))
+
+    @staticmethod
+    def _settle_draft(drafter: LlamaDrafter, plan: StepPlan, results: dict[int, SequenceResult]) -> dict[int, int]:
+        """Cut rejected tokens from the draft's memory; what it then holds, by sequence id."""
+        held = {fill.sequence_id: drafter.held(fill.sequence_id) for fill in plan.draft_fills}
+        for request in plan.draft_requests:
+            held[request.sequence_id] = drafter.settle(request, results[request.sequence_id].accepted)
+        return held
 
     # --- the target's rows ---
+
+    def _run_target(self, plan: StepPlan, proposals: dict[int, tuple[int, ...]]) -> dict[int, SequenceResult]:
+        """One decode of all rows, verified."""
+        drafts = [proposals.get(row.sequence_id, row.drafts) for row in plan.decode]
+        self._fill_batch(plan, drafts)
+        self.context.decode(self._batch)
+        return dict(self._verify(plan, drafts))
 
     def _fill_batch(self, plan: StepPlan, drafts: list[tuple[int, ...]]) -> None:
         """Decode rows first, each followed by its drafts; then prefill runs."""
