@@ -252,8 +252,7 @@ class FakeRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         try:
-            for operation in plan.operations:
-                self._apply(operation)
+            self._apply_all(plan.operations)
             failure = self.faults(plan) if self.faults else None
             if failure is not None:
                 self._leave_garbage(plan)
@@ -262,6 +261,17 @@ class FakeRunner:
             return StepResult(self._seconds, results, self._draft_held(plan, results))
         except (FakeMemoryError, BrokenLogitsError) as error:
             return StepResult(self._seconds, failure=StepFailure(FailureKind.FAILED, str(error)))
+
+    def _apply_all(self, operations: Sequence[KvOperation]) -> None:
+        """Also those after one that failed: a failed step's operations count as applied."""
+        failure: FakeMemoryError | None = None
+        for operation in operations:
+            try:
+                self._apply(operation)
+            except FakeMemoryError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _apply(self, operation: KvOperation) -> None:
         memories = [self.memory, *([self.drafter.memory] if self.drafter else [])]

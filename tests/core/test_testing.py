@@ -222,6 +222,16 @@ def test_a_fault_leaves_garbage_behind_and_the_operations_applied() -> None:
     assert (runner.memory.held(0), runner.memory.held(5)) == (1, 0)
 
 
+def test_operations_after_one_that_failed_are_applied_too() -> None:
+    runner = FakeRunner(100, can_truncate=False)
+    runner.memory.append(0, [1, 1], 0)
+    runner.memory.append(1, [1, 1], 0)
+    cut = TruncateSequence(0, SpeculativePosition(target=1, draft=1))
+    result = runner.execute(StepPlan(0.0, operations=(cut, ClearSequence(1))))
+    assert result.failure == StepFailure(FailureKind.FAILED, "sequence 0 cannot be truncated")
+    assert (runner.memory.held(0), runner.memory.held(1)) == (2, 0)
+
+
 def test_what_memory_refuses_comes_back_as_a_failure() -> None:
     prompt = PromptLayout.of_text([0, 1, 3])
     result = FakeRunner(2).execute(StepPlan(0.0, prefill=(prefill(prompt, sampling(prompt)),)))

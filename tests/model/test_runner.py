@@ -245,6 +245,15 @@ def test_a_fork_of_more_than_the_source_holds_is_a_failed_step(dense: LlamaModel
     assert "holds 10" in result.failure.message
 
 
+def test_operations_after_one_that_failed_are_applied_too(dense: LlamaModel, make_context: MakeContext) -> None:
+    runner = LlamaRunner(make_context(dense))
+    DrivenRequest(runner, 0, random_tokens(20)).prefill()
+    impossible = ForkSequence(3, 4, at(10))
+    result = runner.execute(StepPlan(0.0, operations=(impossible, ClearSequence(0))))
+    assert result.failure is not None
+    assert runner.context.pos_max(0) == -1
+
+
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"])
 def test_a_memory_that_cannot_be_cut_is_a_failed_step(
     kind: str, tiny_model: MakeTinyModel, make_context: MakeContext

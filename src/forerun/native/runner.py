@@ -52,14 +52,24 @@ class LlamaRunner:
         return StepResult(perf_counter() - start, sequences, draft_held)
 
     def _perform(self, plan: StepPlan) -> tuple[dict[int, SequenceResult], dict[int, int]]:
-        for operation in plan.operations:
-            self._apply(operation)
+        self._apply_all(plan.operations)
         drafter = self._drafter_for(plan)
         proposals = self._run_draft(drafter, plan) if drafter else {}
         results = self._run_target(plan, proposals) if plan.decode or plan.prefill else {}
         return results, self._settle_draft(drafter, plan, results) if drafter else {}
 
     # --- memory operations ---
+
+    def _apply_all(self, operations: tuple[KvOperation, ...]) -> None:
+        """Also those after one that failed: the scheduler counts a failed step's operations as applied."""
+        failure: NativeStepError | None = None
+        for operation in operations:
+            try:
+                self._apply(operation)
+            except NativeStepError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _apply(self, operation: KvOperation) -> None:
         match operation:
