@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def test_memories_that_cannot_be_cut_anywhere_are_told_apart(
     assert hybrid.is_hybrid
     assert recurrent.is_recurrent
     assert not any(model.truncates_anywhere for model in (swa, hybrid, recurrent))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_loaded(tmp_path: Path, tiny_dense_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"mod\xe9le.gguf")
+    path.symlink_to(tiny_dense_path)
+    LlamaModel.load(path, vocab_only=True).close()
 
 
 def test_progress_is_told_from_zero_to_one(tiny_dense_path: Path) -> None:

@@ -121,6 +121,20 @@ def test_a_changed_file_is_probed_again(tmp_path: Path, tiny_dense_path: Path, c
     assert cache_file.read_text() != before
 
 
+def test_a_file_overwritten_in_place_is_probed_again_though_its_times_are_set_back(
+    tmp_path: Path, tiny_dense_path: Path, cache_file: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_dense_path.read_bytes())
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    probe_model(path)
+    before = cache_file.read_text()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=times)
+    probe_model(path)
+    assert cache_file.read_text() != before
+
+
 def test_a_refused_model_is_not_remembered(tmp_path: Path, smollm2_path: Path, cache_file: Path) -> None:
     path = tmp_path / "nasty.gguf"
     damaged(assemble(TinyModel(), smollm2_path), "no heads").write(path)

@@ -49,14 +49,25 @@ def probe_model(path: Path, *, timeout: float = 60.0) -> GgufHeader:
 
 
 def _identity(path: Path) -> str:
-    """Changes whenever the file, its place or the library may be another one."""
+    """Changes whenever the file, its place or the library may be another one.
+
+    The time of change is the kernel's own: `cp -p` and rsync set the time of modification back to what it was.
+    """
     real = path.resolve()
     status = real.stat()
     try:
         library = metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
         library = "unknown"
-    parts = (os.fspath(real), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, library)
+    parts = (
+        os.fspath(real),
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        library,
+    )
     return repr(parts)
 
 

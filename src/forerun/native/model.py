@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -111,7 +112,7 @@ def _load_interruptibly(path: Path, params: Any, progress: Callable[[float], Non
 
     def load() -> None:
         try:
-            loaded.append(llama_cpp.llama_model_load_from_file(str(path).encode(), params))
+            loaded.append(llama_cpp.llama_model_load_from_file(os.fsencode(path), params))
         finally:
             reports.put(None)
 
