@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +19,11 @@ from forerun import (
     PromptLayout,
     SamplingParams,
 )
+from forerun.core.request import OutputDelta, Request
+from forerun.core.scheduler import Scheduler
+from forerun.core.step import FailureKind, StepFailure
+from forerun.engine.loop import EngineLoop
+from forerun.engine.worker import EngineWorker, QueueSink
 from forerun.testing import FakeRunner, naive_answer
 from tests.engine.support import (
     BreakingRunner,
@@ -359,3 +365,35 @@ def test_submissions_that_race_with_a_death_are_answered() -> None:
             answers = [threads.submit(ask) for _ in range(8)]
             assert all("died" in answer.result(10) for answer in answers)
         engine.close()
+
+
+class DeafSink:
+    def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
+        return not deltas
+
+
+def test_a_listener_that_is_gone_keeps_nobody_from_being_told_of_a_death() -> None:
+    runner = HeldRunner(256)
+    runner.faults = lambda _: StepFailure(FailureKind.FAILED, f"{1 / 0}")
+    parts = fake_parts(runner)
+
+    class BrokenScheduler(Scheduler):
+        """As after a fault in the middle of an update."""
+
+        def abort(self, request_id: str, now: float | None = None) -> OutputDelta | None:
+            raise KeyError(request_id, now)
+
+    disposed: list[str] = []
+    scheduler = BrokenScheduler(parts.scheduler.config, parts.vocabulary)
+    worker = EngineWorker(EngineLoop(scheduler, runner, parts.clock), disposed.append)
+    first, second, third = (Request(id=name, prompt=PromptLayout.of_text([0]), params=TEN) for name in "abc")
+    worker.submit([first, second], DeafSink())
+    assert runner.is_stepping.wait(5)
+    sink = QueueSink()
+    worker.submit([third], sink)
+    runner.may_step.set()
+    (told,) = sink.wait()
+    assert isinstance(told.error, EngineClosedError)
+    worker.close()
+    assert runner.is_closed
+    assert len(disposed) == 1

@@ -218,11 +218,14 @@ class EngineWorker:
             self._ended = reason
         while not self._commands.empty():
             self._refuse(self._commands.get(), reason)
-        for request_id in list(self._sinks):
-            self._deliver([self._last_delta(request_id, EngineClosedError(reason))])
+        for request_id, sink in self._sinks.items():
+            sink.deliver([self._last_delta(request_id, EngineClosedError(reason))])
+        self._sinks.clear()
         try:
-            self._loop.runner.close()
-            self._dispose(reason)
+            try:
+                self._loop.runner.close()
+            finally:
+                self._dispose(reason)
         except Exception:
             logger.exception("the engine could not free everything it held")
 
