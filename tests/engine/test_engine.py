@@ -17,6 +17,7 @@ from forerun import (
     FinishReason,
     InvalidRequestError,
     PromptLayout,
+    PromptSegment,
     SamplingParams,
 )
 from forerun.core.request import OutputDelta, Request
@@ -192,6 +193,17 @@ def test_a_call_that_makes_no_sense_is_refused_at_once(prompts: Any, params: Any
         with pytest.raises(InvalidRequestError) as refusal:
             engine.generate(prompts, params)
         assert refusal.value.field == field
+
+
+def test_a_prompt_with_media_is_refused_before_it_fails_a_step_for_others() -> None:
+    image = PromptLayout([PromptSegment.text([0]), PromptSegment.media("image-a", 4, 1)])
+    with fake_engine() as engine:
+        refused, answer = sorted(
+            engine.generate([image, PromptLayout.of_text(tokens_of("ab"))], TEN), key=lambda output: output.index
+        )
+        assert isinstance(refused.error, InvalidRequestError)
+        assert "media" in str(refused.error)
+        assert answer.text == oracle("ab", TEN)
 
 
 def test_no_prompts_give_no_outputs() -> None:

@@ -65,6 +65,8 @@ class Intake:
     def raw_layout(self, prompt: Prompt) -> PromptLayout:
         """One prompt, text tokenised as it stands. Raises InvalidRequestError."""
         if isinstance(prompt, PromptLayout):
+            if any(segment.is_media for segment in prompt.segments):  # a runner would fail the step, for everyone
+                raise InvalidRequestError("prompt", "holds media, which this engine cannot evaluate yet; give text")
             return prompt
         if isinstance(prompt, str):
             if not prompt:
