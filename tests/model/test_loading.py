@@ -73,6 +73,25 @@ def test_an_interrupt_while_loading_ends_the_load(smollm2_path: Path) -> None:
         LlamaModel.load(smollm2_path, progress=progress)
 
 
+def test_an_interrupt_while_a_context_is_made_is_not_lost(dense: LlamaModel) -> None:
+    """Ctrl-C that came while llama.cpp wrote its log was dropped, and the program went on as if nothing had been."""
+
+    class Interrupts(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            os.kill(os.getpid(), signal.SIGINT)  # to the process, as a terminal sends it
+
+    logger, handler = logging.getLogger("forerun.native"), Interrupts()
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LlamaContext(dense, ContextParams(n_ctx=256, n_threads=1, n_threads_batch=1))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def test_a_vocabulary_loads_without_the_weights(smollm2: LlamaModel, smollm2_path: Path) -> None:
     model = LlamaModel.load(smollm2_path, vocab_only=True)
     assert model.vocabulary.end_tokens == smollm2.vocabulary.end_tokens

@@ -16,6 +16,7 @@ from forerun.errors import EngineError, ModelLoadError
 from forerun.native.batch import Batch
 from forerun.native.log import native_log
 from forerun.native.model import LlamaModel
+from forerun.native.uninterrupted import uninterrupted
 
 CACHE_TYPES: dict[str, int] = {
     "f32": llama_cpp.GGML_TYPE_F32,
@@ -92,12 +93,14 @@ class LlamaContext:
         self.model = model
         self.params = params
         mark = native_log.mark()
-        self._handle: int = llama_cpp.llama_init_from_model(model.handle, params.native())
-        if not self._handle:
+        native = params.native()
+        handle = uninterrupted(lambda: llama_cpp.llama_init_from_model(model.handle, native), llama_cpp.llama_free)
+        if not handle:
             reasons = "; ".join(native_log.errors_since(mark)) or "llama.cpp gave no reason"
             raise ModelLoadError(f"{model.path}: no context of {params.n_ctx} tokens could be made: {reasons}")
         # The finalizer holds the model: it must not be freed before its contexts.
-        self._free = weakref.finalize(self, _free_context, self._handle, model)
+        self._handle: int = handle
+        self._free = weakref.finalize(self, _free_context, handle, model)
         self._memory: int = llama_cpp.llama_get_memory(self._handle)
         self.n_ctx: int = llama_cpp.llama_n_ctx(self._handle)
         self.n_batch: int = llama_cpp.llama_n_batch(self._handle)
