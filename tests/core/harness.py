@@ -56,7 +56,7 @@ class Harness:
         raise AssertionError(f"not finished after {most} steps: {self.scheduler!r}")
 
     def abort(self, name: str) -> None:
-        delta = self.scheduler.abort(name)
+        delta = self.scheduler.abort(name, float(len(self.plans)))
         assert delta is not None
         self.deltas[name].append(delta)
 

@@ -85,15 +85,15 @@ def test_a_prompt_alone_takes_the_whole_step() -> None:
     assert planner.share([PrefillDemand(0, 1000)], 100) == {0: 100}
 
 
-@given(planners, st.integers(0, 40), st.integers(0, 100))
-def test_decode_rows_come_first_and_prefill_gets_what_is_left(planner: BatchPlanner, decode: int, free: int) -> None:
-    budget = planner.prefill_budget(decode, free)
+@given(planners, st.integers(0, 40))
+def test_decode_rows_come_first_and_prefill_gets_what_is_left(planner: BatchPlanner, decode: int) -> None:
+    budget = planner.prefill_budget(decode)
     assert budget >= 0
-    assert budget == 0 or budget + decode <= min(planner.max_rows, free)
+    assert budget == 0 or budget + decode <= planner.max_rows
     if decode:
         assert budget <= planner.rows_beside_decode
     else:
-        assert budget == min(planner.max_rows, free)
+        assert budget == planner.max_rows
 
 
 @pytest.mark.parametrize(("rows", "beside", "quantum"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])

@@ -55,7 +55,7 @@ def test_a_follower_forks_from_a_leader_that_is_still_decoding() -> None:
     harness.run(until=lambda: len(harness.tokens("leader")) > 10)
     harness.add("follower", [*random_tokens(100, seed=0), 1, 2, 3])
     harness.run(until=lambda: bool(harness.tokens("follower")))
-    assert not harness.scheduler.abort("unknown")
+    assert not harness.scheduler.abort("unknown", 0.0)
     assert len(harness.tokens("leader")) < 50, "the leader was still running"
     harness.run()
     harness.assert_all_right()

@@ -147,7 +147,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         delta = self.scheduler.abort(data.draw(st.sampled_from(open_ids)), self.now)
         assert delta is not None
         self.deltas[delta.request_id].append(delta)
-        assert self.scheduler.abort(delta.request_id) is None
+        assert self.scheduler.abort(delta.request_id, self.now) is None
 
     @rule()
     def fail_the_next_step(self) -> None:

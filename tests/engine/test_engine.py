@@ -392,7 +392,7 @@ def test_a_listener_that_is_gone_keeps_nobody_from_being_told_of_a_death() -> No
     class BrokenScheduler(Scheduler):
         """As after a fault in the middle of an update."""
 
-        def abort(self, request_id: str, now: float | None = None) -> OutputDelta | None:
+        def abort(self, request_id: str, now: float) -> OutputDelta | None:
             raise KeyError(request_id, now)
 
     disposed: list[str] = []

@@ -121,13 +121,12 @@ class Scheduler:
                 field, f"token id {worst} is outside the vocabulary of {self._vocabulary.size} tokens"
             )
 
-    def abort(self, request_id: str, now: float | None = None) -> OutputDelta | None:
+    def abort(self, request_id: str, now: float) -> OutputDelta | None:
         """End a request between two steps, keeping what it computed as a reusable prefix. None: it is not there."""
         state = self._requests.get(request_id)
         if state is None:
             return None
-        at = state.request.arrival if now is None else now
-        return self._finish(state, state.delta("", (), None, FinishReason.ABORT, at))
+        return self._finish(state, state.delta("", (), None, FinishReason.ABORT, now))
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +161,7 @@ class Scheduler:
         drafts = self._drafting.plan(ready, self._rows_for_drafts(len(ready), others=len(states) - len(ready)))
         decode_rows = self._within_free_cells(drafts, len(ready))
         prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
-        fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready), 2**31), drafts)
+        fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready)), drafts)
         decode = tuple([self._decode_row(state, drafts) for state in ready])
         return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
 
@@ -190,16 +189,14 @@ class Scheduler:
     def _decode_row(self, state: RequestState, drafts: Drafts) -> DecodeRow:
         sequence_id = _sequence(state).id
         proposed = drafts.proposed.get(sequence_id, ()) if drafts.proposed else ()
-        position = (
-            state.computed - state.position_offset if not state.has_media else state.native_position(state.computed)
-        )
+        position = state.native_position(state.computed)
         return DecodeRow(sequence_id, state.history.last, position, state.sampling, state.output_left, proposed)
 
     def _plan_prefill(self, states: list[RequestState], decode_rows: int) -> list[PrefillRows | MediaRows]:
         if not states:
             return []
         demands = [self._demand(state) for state in states]
-        budget = self._planner.prefill_budget(decode_rows, 2**31)
+        budget = self._planner.prefill_budget(decode_rows)
         wanted = min(budget, sum(demand.rows for demand in demands))
         wanted = decode_rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0)
         if not self.pool.make_room(wanted):

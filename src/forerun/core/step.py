@@ -140,10 +140,6 @@ class StepPlan:
     """In order of sequence id, so that native graphs can be reused."""
     prefill: tuple[PrefillRows | MediaRows, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.operations or self.draft_fills or self.decode or self.prefill)
-
     def sequence_ids(self) -> list[int]:
         """Sequences with target rows in this step."""
         return [row.sequence_id for row in (*self.decode, *self.prefill)]

@@ -112,10 +112,6 @@ class EngineWorker:
 
     # --- any thread ----------------------------------------------------------
 
-    def now(self) -> float:
-        """The engine clock, in seconds: what Request.arrival is measured in."""
-        return self._loop.clock()
-
     @property
     def health(self) -> EngineHealth:
         return EngineHealth(self._ended is None, self._ended)

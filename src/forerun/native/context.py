@@ -154,10 +154,6 @@ class LlamaContext:
         """End the running decode, or else the next one, with ABORTED (on a CPU; a GPU finishes it). Any thread."""
         self._abort_flag[0] = b"\1"
 
-    def cancel_abort(self) -> None:
-        """Take a request to abort back that no decode has met."""
-        self._abort_flag[0] = b"\0"
-
     # --- memory ---
 
     def clear_sequence(self, sequence_id: int) -> None:
