@@ -134,6 +134,31 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.skipif(os.name != "posix", reason="redirections of a POSIX shell")
+@pytest.mark.parametrize(
+    ("command", "redirection", "code", "said"),
+    [
+        ("run smollm2 Hello", ">&-", 0, "2 output tokens"),
+        ("run smollm2 -", "<&-", 2, "forerun: prompt: is empty"),
+        ("chat smollm2", "<&-", 0, ""),
+        ("run smollm2 Hello", ">/dev/full", 2, "forerun: [Errno 28] No space left on device"),
+    ],
+)
+def test_streams_that_are_closed_or_full_end_in_no_traceback(
+    command: str, redirection: str, code: int, said: str
+) -> None:
+    arguments = [*FORERUN, *command.split(), "--max-tokens", "2", *SMALL]
+    result = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *arguments],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, said in result.stderr, len(result.stderr.splitlines())) == (code, True, bool(said))
+
+
 def test_an_engine_that_nobody_closed_does_not_disturb_the_end_of_the_program() -> None:
     script = """
 from forerun import Engine, SamplingParams

@@ -34,13 +34,27 @@ def ends_well(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:
             drop_output()
             raise typer.Exit(READER_GONE) from None
+        except OSError as error:  # a full disk under standard output, for instance
+            drop_output()
+            report(error)
+            raise typer.Exit(ERROR) from None
 
     return wrapped
 
 
-def report(error: ForerunError) -> None:
+def report(error: ForerunError | OSError) -> None:
     """The one line about an error."""
     typer.echo(f"forerun: {' '.join(str(error).split())}", err=True)
+
+
+def open_closed_streams() -> None:
+    """Let standard streams that were closed before the start (`>&-`) lead nowhere.
+
+    Python leaves None in their places, and the next files to be opened would get their descriptors.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as the program
 
 
 def drop_output() -> None:
