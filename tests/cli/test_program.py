@@ -49,6 +49,14 @@ def test_the_second_turn_of_a_chat_finds_the_whole_first_turn_cached() -> None:
     assert f"({prompt + output - 1} cached)" in second
 
 
+@pytest.mark.parametrize("system", [(), ("--system", "Be brief.")])
+def test_a_blank_prompt_is_a_message_like_any_other(system: tuple[str, ...]) -> None:
+    """It went past the chat template, and the system message with it."""
+    result = forerun("run", "smollm2", " ", "\n", "a", *system, "--json", "--max-tokens", "1", *SMALL)
+    blank, line, letter = (json.loads(line)["usage"]["prompt_tokens"] for line in result.stdout.splitlines())
+    assert min(blank, line) >= letter - 1 > 5
+
+
 def test_standard_input_and_a_pipe_work() -> None:
     result = forerun("run", "smollm2", "-", "--max-tokens", "4", *SMALL, stdin="Why is the sky blue?")
     assert (result.returncode, result.stdout[:7]) == (0, "The sky")

@@ -47,6 +47,7 @@ OUT_OF_RANGE = [
     ("stop", ("",)),
     ("stop", ""),
     ("stop", ("a", "")),
+    ("stop", "a\udcff"),
     ("stop", tuple("abcdefghijklmnopq"[: MAX_STOPS + 1])),
     ("stop_token_ids", (-1,)),
     ("stop_token_ids", -1),

@@ -70,7 +70,7 @@ def _standard_input() -> str:
 
 def _prompt(engine: Engine, text: str, options: RunOptions) -> PromptLayout | str:
     """What the engine is given for a prompt; one that is empty goes as it is, to be refused like any bad prompt."""
-    if options.system is None or not text.strip():
+    if options.system is None or not text:
         return text
     return engine.chat_prompt([{"role": "system", "content": options.system}, {"role": "user", "content": text}])
 

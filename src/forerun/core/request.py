@@ -72,6 +72,8 @@ class SamplingParams:
             raise InvalidRequestError("stop", f"a stop string has at most {MAX_STOP_LENGTH} characters, got {longest}")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop", "a stop string is empty; leave it out instead")
+        if any("\ud800" <= character <= "\udfff" for text in self.stop for character in text):
+            raise InvalidRequestError("stop", "a stop string is not valid Unicode and would never be found")
         if any(token < 0 for token in self.stop_token_ids):
             raise InvalidRequestError("stop_token_ids", f"token ids are not negative, got {min(self.stop_token_ids)}")
 

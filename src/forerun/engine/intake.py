@@ -58,7 +58,8 @@ class Intake:
 
     def layout(self, prompt: Prompt) -> PromptLayout:
         """One prompt; text is what a user says, where the model has a chat template. Raises InvalidRequestError."""
-        if isinstance(prompt, str) and prompt.strip() and self._template is not None:
+        if isinstance(prompt, str) and prompt and self._template is not None:
+            check_unicode(prompt)  # before it is rendered, so that an error counts the caller's characters
             return self.chat_layout([{"role": "user", "content": prompt}])
         return self.raw_layout(prompt)
 
