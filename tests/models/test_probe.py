@@ -220,6 +220,17 @@ def test_every_way_to_die_is_a_model_error(
         probe_model(tiny_dense_path)
 
 
+def test_a_machine_that_refuses_a_process_is_told_as_a_model_error(
+    tiny_dense_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(ModelLoadError, match=r"could not be checked: .*Resource temporarily unavailable"):
+        probe_model(tiny_dense_path)
+
+
 def test_a_missing_library_is_not_blamed_on_the_model(
     tmp_path: Path, tiny_dense_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,15 +37,23 @@ def probe_model(path: Path, *, timeout: float = 60.0) -> GgufHeader:
     """Make sure the file can be loaded without harm; returns its header.
 
     Raises ModelNotFoundError or ModelFileError, naming the path and the fault, also where the native library dies of
-    the file or takes longer than `timeout` seconds; ModelLoadError where the library itself is missing.
+    the file or takes longer than `timeout` seconds; ModelLoadError where the library itself is missing, or nothing can
+    be found out because the machine refuses a process or the file went away meanwhile.
     """
     header = read_model_header(path)
+    try:
+        _probe_once(path, timeout)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: the model could not be checked: {error}") from error
+    return header
+
+
+def _probe_once(path: Path, timeout: float) -> None:
     cache = ProbeCache.of_user()
     key = _identity(path)
     if not cache.holds(key):
         _run_child(path, timeout)
         cache.add(key)
-    return header
 
 
 def _identity(path: Path) -> str:
