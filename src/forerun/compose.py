@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class EngineConfig:
     """What an engine is made of. Raises InvalidConfigError, naming the field, for values that make no sense."""
 
     model: str
-    """Path of a GGUF file, or the name of a packaged model ("smollm2")."""
+    """Path of a GGUF file (a Path too), or the name of a packaged model ("smollm2")."""
     draft: str | None = None
     """A draft model with the same vocabulary, named the same way."""
     n_ctx: int | None = None
@@ -85,6 +86,8 @@ class EngineConfig:
     """Check every owner's bookkeeping whenever the engine goes idle."""
 
     def __post_init__(self) -> None:
+        for name in ("model", "draft"):
+            object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
             _check(name, getattr(self, name), low, high)
         if self.max_num_seqs > self.n_seq_max:
@@ -101,6 +104,15 @@ class EngineConfig:
         return 0 if self.draft is None else DEFAULT_DRAFT_TOKENS
 
 
+def _file_name(name: str, value: object) -> str | None:
+    """A name or path as text: callers may give a Path."""
+    if value is None and name == "draft":
+        return None
+    if not isinstance(value, str | os.PathLike):
+        _refuse(name, f"must be a path or a known name, got {value!r}")
+    return os.fsdecode(value)
+
+
 def _check(name: str, value: object, low: int, high: int) -> None:
     if value is None and name in _OPTIONAL:
         return
@@ -114,22 +126,27 @@ def _refuse(name: str, message: str) -> NoReturn:
     raise InvalidConfigError(name, message)
 
 
+def _config(model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
+    given: dict[str, Any] = {"model": model, **options}
+    return EngineConfig(**given)
+
+
 class Engine(BlockingEngine):
     """llama.cpp models for blocking code: `with Engine.load("smollm2") as engine: ...`. Safe to share among threads."""
 
     @classmethod
-    def load(cls, model: str, *, progress: LoadProgress | None = None, **options: Any) -> Self:
+    def load(cls, model: str | os.PathLike[str], *, progress: LoadProgress | None = None, **options: Any) -> Self:
         """Load a model and start its engine. `options`: the other fields of EngineConfig. Raises ModelError."""
-        return cls(build(EngineConfig(model=model, **options), progress))
+        return cls(build(_config(model, options), progress))
 
 
 class AsyncEngine(AsyncioEngine):
     """llama.cpp models for asyncio: `async with AsyncEngine.load("smollm2") as engine: ...`."""
 
     @classmethod
-    def load(cls, model: str, *, progress: LoadProgress | None = None, **options: Any) -> Self:
+    def load(cls, model: str | os.PathLike[str], *, progress: LoadProgress | None = None, **options: Any) -> Self:
         """Load a model and start its engine. Blocks while it loads; `asyncio.to_thread` calls it beside other tasks."""
-        return cls(build(EngineConfig(model=model, **options), progress))
+        return cls(build(_config(model, options), progress))
 
 
 def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:

@@ -31,14 +31,21 @@ from forerun.engine.cores import physical_cores, usable_cpus
         ({"n_seq_max": 257}, "n_seq_max: must lie between 1 and 256, got 257"),
         ({"n_threads": 0}, "n_threads: must lie between 1 and 1024, got 0"),
         ({"speculation": 65}, "speculation: must lie between 0 and 64, got 65"),
+        ({"model": None}, "model: must be a path or a known name, got None"),
+        ({"draft": 5}, "draft: must be a path or a known name, got 5"),
         ({"max_num_seqs": 20, "n_seq_max": 10}, "max_num_seqs: is 20, but there are only n_seq_max = 10 ids"),
         ({"max_num_seqs": 20, "max_num_batched_tokens": 10}, "a step holds only max_num_batched_tokens = 10 rows"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_names_field_limit_and_value(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidConfigError) as refusal:
-        EngineConfig(model="smollm2", **options)
+        EngineConfig(**{"model": "smollm2", **options})
     assert words in str(refusal.value)
+
+
+def test_a_path_may_be_a_path() -> None:
+    config = EngineConfig(**{"model": Path("a") / "b.gguf", "draft": Path("c.gguf")})
+    assert (config.model, config.draft) == (str(Path("a", "b.gguf")), "c.gguf")
 
 
 def test_an_unknown_option_is_not_dropped_in_silence() -> None:

@@ -152,8 +152,9 @@ def test_text_is_what_a_user_says_unless_it_is_raw() -> None:
         ([0, -1], ["-1"]),
         ([0, 2**40], ["token ids"]),
         ("a\udc80", ["Unicode", "1"]),
+        (1.5, ["token ids", "float"]),
     ],
-    ids=["empty", "too long", "unknown id", "negative id", "huge id", "lone surrogate"],
+    ids=["empty", "too long", "unknown id", "negative id", "huge id", "lone surrogate", "number"],
 )
 def test_a_bad_prompt_is_refused_and_the_engine_goes_on(prompt: Any, words: list[str]) -> None:
     with fake_engine() as engine:

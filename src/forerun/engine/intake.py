@@ -75,7 +75,10 @@ class Intake:
             return PromptLayout.of_text(self._tokenizer.tokenize(prompt))
         try:
             return PromptLayout.of_text(prompt)
-        except (ValueError, TypeError, OverflowError) as error:
+        except TypeError:
+            kind = type(prompt).__name__
+            raise InvalidRequestError("prompt", f"is text, token ids or a PromptLayout, got {kind}") from None
+        except (ValueError, OverflowError) as error:
             raise InvalidRequestError("prompt", str(error)) from error
 
     def chat_text(self, messages: Conversation) -> str:
