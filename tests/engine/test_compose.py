@@ -44,7 +44,8 @@ def test_a_configuration_that_makes_no_sense_names_field_limit_and_value(options
 
 
 def test_a_path_may_be_a_path() -> None:
-    config = EngineConfig(**{"model": Path("a") / "b.gguf", "draft": Path("c.gguf")})
+    paths: dict[str, Any] = {"model": Path("a") / "b.gguf", "draft": Path("c.gguf")}
+    config = EngineConfig(**paths)
     assert (config.model, config.draft) == (str(Path("a", "b.gguf")), "c.gguf")
 
 
