@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 
 import forerun as package
 from forerun.cli import app
+from forerun.cli.endings import keep_interrupts
 from forerun.core.request import SamplingParams
 from tests.cli.conftest import FakeBuild, Forerun
 from tests.engine.support import BreakingRunner
@@ -151,3 +155,18 @@ def test_version_and_help() -> None:
 def test_flags_are_shown_without_a_value(command: str) -> None:
     lines = CliRunner().invoke(app, [command, "--help"]).output.splitlines()
     assert [line for line in lines if "bool" in line and "--help" not in line] == []
+
+
+def test_ctrl_c_that_python_drops_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Callback:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupted_where_nothing_can_be_raised() -> None:
+        Callback()
+        time.sleep(10)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back afterwards
+    keep_interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_where_nothing_can_be_raised()

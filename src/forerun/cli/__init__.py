@@ -5,12 +5,13 @@ Text goes to standard output, everything else to standard error. Exit codes: 0 d
 """
 
 from forerun.cli.app import app
-from forerun.cli.endings import open_closed_streams
+from forerun.cli.endings import keep_interrupts, open_closed_streams
 
 
 def main() -> None:
     """Entry point of the `forerun` program."""
     open_closed_streams()
+    keep_interrupts()
     app()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,8 @@ SOME_FAILED = 1
 ERROR = 2
 INTERRUPTED = 130
 READER_GONE = 141
+_AGAIN = 0.02
+"""Seconds until a dropped Ctrl-C is sent again."""
 
 
 def ends_well(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,6 +59,25 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as the program
+
+
+def keep_interrupts() -> None:
+    """Send Ctrl-C again where Python dropped it.
+
+    Where it meets a callback of the interpreter (an import's, a weak reference's, ctypes') there is nobody to raise
+    KeyboardInterrupt to, and the program would go on as if nothing had been.
+    """
+    usual = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            usual(unraisable)
+            return
+        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT))  # at once it would be dropped here too
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
 
 
 def drop_output() -> None:
