@@ -6,17 +6,48 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from forerun import Engine, FinishReason, Output, PromptLayout, SamplingParams, Usage
+from forerun.core.step import StepFailure, StepPlan, StepResult
+from forerun.native.runner import LlamaRunner
 
 Ids = list[int]
 
 
 @contextmanager
 def serving(model: Path, **options: Any) -> Iterator[Engine]:
-    """An engine on one thread that checks its bookkeeping whenever it is idle. It must be alive and idle at the end."""
+    """An engine on one thread that checks its bookkeeping whenever it is idle.
+
+    It must be alive and idle at the end, and no step may have failed: the engine rebuilds requests after a failed step
+    so well that answers alone would not show a fault in its memory operations.
+    """
+    failures: list[StepFailure] = []
+    with recording(failures), engine_of(model, options) as engine:
+        yield engine
+    assert failures == []
+
+
+@contextmanager
+def recording(failures: list[StepFailure]) -> Iterator[None]:
+    """Adds the failure of every step that fails."""
+    execute = LlamaRunner.execute
+
+    def recorded(runner: LlamaRunner, plan: StepPlan) -> StepResult:
+        result = execute(runner, plan)
+        if result.failure is not None:
+            failures.append(result.failure)
+        return result
+
+    with patch.object(LlamaRunner, "execute", recorded):
+        yield
+
+
+@contextmanager
+def engine_of(model: Path, options: dict[str, Any]) -> Iterator[Engine]:
+    """Like `serving`, for tests in which steps fail."""
     settings: dict[str, Any] = {"n_threads": 1, "n_ctx": 2048, "checks_integrity": True} | options
     with Engine.load(str(model), **settings) as engine:
         yield engine

@@ -18,6 +18,7 @@ from tests.model.serving import (
     answers,
     assert_idle,
     assert_length,
+    engine_of,
     ids_in,
     ids_of,
     serving,
@@ -341,7 +342,7 @@ def test_after_every_error_an_ordinary_request_gets_its_usual_answer(drafting: O
 def test_a_request_whose_logits_are_all_banned_fails_alone(tiny_dense_path: Path, dense_oracle: GreedyOracle) -> None:
     others = [some_tokens(20, seed) for seed in (1, 2, 3)]
     nothing_left = SamplingParams(max_tokens=9, logit_bias=dict.fromkeys(range(49_152), float("-inf")))
-    with serving(tiny_dense_path, draft=str(tiny_dense_path), speculation=4) as engine:
+    with engine_of(tiny_dense_path, {"draft": str(tiny_dense_path), "speculation": 4}) as engine:
         params = [SamplingParams(max_tokens=30)] * 3 + [nothing_left]
         found = sorted(engine.generate([*others, some_tokens(20, seed=4)], params), key=lambda output: output.index)
         assert found[3].finish_reason is FinishReason.ERROR

@@ -17,7 +17,13 @@ from tests.support.tiny_models import TinyModel
 
 pytestmark = pytest.mark.model
 
-DRAFTS = ["none", "ngram", "target", "medium", "poor", "unrelated"]
+DRAFTS = [
+    "none",
+    "ngram",
+    "target",
+    "poor",
+    *[pytest.param(name, marks=pytest.mark.slow) for name in ("medium", "unrelated")],
+]
 NOISE = {"target": 0.0, "medium": 0.02, "poor": 0.1}
 
 
@@ -74,9 +80,9 @@ def test_answers_do_not_depend_on_drafts_cache_or_company(
         for concurrency in (16, 4, 1):
             for start in range(0, 16, concurrency):
                 part = prompts[start : start + concurrency]
-                found = answers(engine, part, SamplingParams(max_tokens=40))
+                found = answers(engine, part, SamplingParams(max_tokens=24))
                 for prompt, output in zip(part, found, strict=True):
-                    assert_length(output, prompt, 40)
+                    assert_length(output, prompt, 24)
                     dense_oracle.check(prompt, output.token_ids)
                 outputs += found
     cached = sum(usage_of(output).cached_tokens for output in outputs)
@@ -99,8 +105,14 @@ def test_requests_that_together_outgrow_the_context_all_run_to_its_end(
                 dense_oracle.check(prompt, output.token_ids)
 
 
-@pytest.mark.parametrize("speculation", [1, 5, 16])
-@pytest.mark.parametrize("draft_noise", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("speculation", "draft_noise"),
+    [
+        (16, 0.0),
+        (5, 0.1),
+        *[pytest.param(*slow, marks=pytest.mark.slow) for slow in ((1, 0.0), (5, 0.0), (1, 0.1), (16, 0.1))],
+    ],
+)
 def test_a_draft_context_smaller_than_the_targets_only_ends_the_drafting(
     speculation: int, draft_noise: float, tiny_model: MakeTinyModel, tiny_dense_path: Path, dense_oracle: GreedyOracle
 ) -> None:
@@ -128,7 +140,7 @@ SMOLLM2_DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["none", "ngram", "target", "poor"])
+@pytest.fixture(params=["none", "ngram", "target", pytest.param("poor", marks=pytest.mark.slow)])
 def real_engine(request: pytest.FixtureRequest, smollm2_path: Path, tiny_dense_path: Path) -> Iterator[Engine]:
     """SmolLM2; the poor draft is a random model with its vocabulary."""
     poor = {"draft": str(tiny_dense_path), "speculation": 4}
@@ -146,7 +158,7 @@ def test_the_real_model_answers_each_prompt_with_its_own_word(
 ) -> None:
     prompts = marker_prompts(real_engine)
     told = 0
-    for part in (prompts, prompts[:4], prompts[:1]):
+    for part in (prompts, prompts[:1]):
         found = answers(real_engine, part, SamplingParams(max_tokens=12))
         for word, prompt, output in zip(WORDS, part, found, strict=False):
             smollm2_oracle.check(prompt, output.token_ids)
@@ -155,7 +167,7 @@ def test_the_real_model_answers_each_prompt_with_its_own_word(
             told += word in output.text
             ends = output.token_ids[-1] in smollm2.vocabulary.end_tokens
             assert output.finish_reason is (FinishReason.STOP if ends else FinishReason.LENGTH)
-    assert told >= 8  # of 13: the model can do it, so foreign words would show
+    assert told >= 5  # of 9: the model can do it, so foreign words would show
 
 
 def test_the_real_model_continues_sixteen_texts_at_once_as_it_would_alone(
@@ -170,9 +182,9 @@ def test_the_real_model_continues_sixteen_texts_at_once_as_it_would_alone(
     ]
     with serving(smollm2_path, draft="smollm2", speculation=3) as engine:
         for prompt, output in zip(
-            prompts, answers(engine, prompts, SamplingParams(max_tokens=16, ignore_eos=True)), strict=True
+            prompts, answers(engine, prompts, SamplingParams(max_tokens=8, ignore_eos=True)), strict=True
         ):
-            assert_length(output, prompt, 16)
+            assert_length(output, prompt, 8)
             smollm2_oracle.check(prompt, output.token_ids, without_ends(smollm2))
 
 

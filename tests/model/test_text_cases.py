@@ -78,7 +78,7 @@ def test_a_stop_string_across_several_tokens_is_never_shown_in_part(engine: Engi
 
 
 def test_of_overlapping_stop_strings_the_one_completed_first_ends_the_answer(engine: Engine) -> None:
-    for seed in range(4):
+    for seed in range(2):
         prompt = some_tokens(30, seed)
         text = spelled(engine, answer(engine, prompt, SamplingParams(max_tokens=LENGTH)).token_ids)
         middle = len(text) // 2
@@ -185,17 +185,17 @@ def test_noise_of_byte_fragments_shows_only_what_they_spell(engine: Engine, byte
 def test_a_stop_string_made_of_split_characters_is_found(engine: Engine, byte_tokens: Ids) -> None:
     bias = dict.fromkeys(byte_tokens, 60.0)
     found = 0
-    for seed in range(6):
-        params = SamplingParams(max_tokens=60, temperature=2.0, seed=seed, logit_bias=bias)
+    for seed in range(4):
+        params = SamplingParams(max_tokens=40, temperature=2.0, seed=seed, logit_bias=bias)
         prompt = some_tokens(10, seed)
         text = answer(engine, prompt, params).text
         for stop in {text[-1:], text[1:3]} - {""}:
-            stopping = SamplingParams(max_tokens=60, temperature=2.0, seed=seed, logit_bias=bias, stop=(stop,))
+            stopping = SamplingParams(max_tokens=40, temperature=2.0, seed=seed, logit_bias=bias, stop=(stop,))
             _, whole = both_ways(engine, prompt, stopping)
             assert whole.text == text[: text.find(stop)]
             assert whole.finish_reason is FinishReason.STOP
             found += 1
-    assert found > 5
+    assert found > 3
 
 
 def test_the_real_model_writes_emoji_whole(smollm2_path: Path) -> None:
