@@ -13,14 +13,14 @@ demo: setup ## Answer one prompt with the default model, SmolLM2-135M
 	@$(BIN)/forerun run smollm2 "$$PROMPT" --max-tokens 96
 
 test: setup ## All tests, with models
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: setup ## Format, lint, types, import contracts and the tests that need no model: under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not model and not slow"
+	$(BIN)/python -m pytest -n auto -m "not model and not slow"
 
 bench: setup ## Compare with a bare loop over llama_decode; prints the tables of docs/benchmarks.md
 	$(BIN)/python -m benchmarks
