@@ -90,7 +90,7 @@ def test_answers_do_not_depend_on_drafts_cache_or_company(
     assert_drafts_as_meant(outputs, drafting)
 
 
-@pytest.mark.parametrize("cache", ["cache", "no cache"])
+@pytest.mark.parametrize("cache", ["cache", pytest.param("no cache", marks=pytest.mark.slow)])
 def test_requests_that_together_outgrow_the_context_all_run_to_its_end(
     drafting: dict[str, Any], cache: str, tiny_dense_path: Path, dense_oracle: GreedyOracle
 ) -> None:
@@ -140,7 +140,7 @@ SMOLLM2_DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["none", "ngram", "target", pytest.param("poor", marks=pytest.mark.slow)])
+@pytest.fixture(params=["none", "target", *[pytest.param(name, marks=pytest.mark.slow) for name in ("ngram", "poor")]])
 def real_engine(request: pytest.FixtureRequest, smollm2_path: Path, tiny_dense_path: Path) -> Iterator[Engine]:
     """SmolLM2; the poor draft is a random model with its vocabulary."""
     poor = {"draft": str(tiny_dense_path), "speculation": 4}

@@ -60,7 +60,7 @@ def test_a_stop_string_across_several_tokens_is_never_shown_in_part(engine: Engi
         prompt = some_tokens(30, seed)
         ids = answer(engine, prompt, SamplingParams(max_tokens=LENGTH)).token_ids
         text = spelled(engine, ids)
-        for first in (1, 9, 17):
+        for first in (1, 9):
             before, until = (spelled(engine, ids[:count]) for count in (first, first + tokens))
             # Not the edges of tokens: the stop begins and ends inside one.
             for stop in {until[len(before) :], until[len(before) + 1 :], until[len(before) : -1]} - {""}:
@@ -74,7 +74,7 @@ def test_a_stop_string_across_several_tokens_is_never_shown_in_part(engine: Engi
                     shown += piece.text
                     assert text[:at].startswith(shown)
                 checked += 1
-    assert checked > 12
+    assert checked > 8
 
 
 def test_of_overlapping_stop_strings_the_one_completed_first_ends_the_answer(engine: Engine) -> None:
@@ -146,7 +146,7 @@ def assert_whole_characters(pieces: list[Output], engine: Engine) -> None:
 def test_whatever_max_tokens_cuts_no_character_is_broken(engine: Engine, prompt: str) -> None:
     for temperature in (0.0, 2.0):
         before = ""
-        for max_tokens in range(1, 17):
+        for max_tokens in range(1, 11):
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=3)
             pieces, whole = both_ways(engine, prompt, params)
             assert_whole_characters(pieces, engine)

@@ -39,10 +39,10 @@ def test_the_same_seed_gives_the_same_answer_whatever_is_drafted_or_cached(
     drafting: Options, tiny_dense_path: Path
 ) -> None:
     prompt = some_tokens(10, seed=1) * 3
-    params = [SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=seed) for seed in range(5)]
+    params = [SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=seed) for seed in range(3)]
     with serving(tiny_dense_path, reuse_prefixes=False) as plain:
         expected = [answer(plain, prompt, one).token_ids for one in params]
-    assert len(set(expected)) == 5
+    assert len(set(expected)) == 3
     for reuse_prefixes in (False, True):
         with serving(tiny_dense_path, reuse_prefixes=reuse_prefixes, **drafting) as engine:
             for _ in range(2):
@@ -108,7 +108,7 @@ def test_penalties_count_the_tokens_of_an_accepted_block(
         penalised(row, known)
 
     with serving(tiny_dense_path, **drafting) as engine:
-        for seed in range(3):
+        for seed in range(2):
             prompt = some_tokens(20, seed)
             output = answer(engine, prompt, params)
             assert_length(output, prompt, 60)
