@@ -218,10 +218,21 @@ def test_the_same_prompt_again_and_one_token_shorter_and_longer(
         assert check_answer(engine, [*prompt, 1234], dense_oracle) == length
 
 
-def check_answer(engine: Engine, prompt: Ids, oracle: GreedyOracle) -> int:
+@pytest.mark.parametrize("length", [2, 64, 300])
+def test_the_same_prompt_again_where_only_one_token_was_asked_for(
+    length: int, drafting: Options, tiny_dense_path: Path, dense_oracle: GreedyOracle
+) -> None:
+    # Memory then holds the prompt and nothing more: it is taken over, not copied, and its last token computed again.
+    prompt = some_tokens(length, seed=length)
+    with serving(tiny_dense_path, **drafting) as engine:
+        cached = [check_answer(engine, prompt, dense_oracle, count) for count in (1, 1, 2, 10, 1)]
+    assert cached == [0, *[length - 1] * 4]
+
+
+def check_answer(engine: Engine, prompt: Ids, oracle: GreedyOracle, count: int = 10) -> int:
     """The answer is right; returns how many prompt tokens were cached."""
-    output = answer(engine, prompt, SamplingParams(max_tokens=10))
-    assert_length(output, prompt, 10)
+    output = answer(engine, prompt, SamplingParams(max_tokens=count))
+    assert_length(output, prompt, count)
     oracle.check(prompt, output.token_ids)
     return usage_of(output).cached_tokens
 

@@ -100,7 +100,8 @@ def test_requests_that_together_outgrow_the_context_all_run_to_its_end(
     ) as (engine):
         for lengths in ((150,), (255,), (256,), (1, 200), (30, 60, 90, 200), (250, 251, 252, 253, 254, 255, 256)):
             prompts = [some_tokens(count, seed=100 + count) for count in lengths]
-            for prompt, output in zip(prompts, answers(engine, prompts, SamplingParams()), strict=True):
+            params = SamplingParams(max_tokens=None if len(lengths) > 1 else n_ctx + 1)
+            for prompt, output in zip(prompts, answers(engine, prompts, params), strict=True):
                 assert_length(output, prompt, n_ctx + 1 - len(prompt))
                 dense_oracle.check(prompt, output.token_ids)
 
