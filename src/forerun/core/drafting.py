@@ -1,77 +1,69 @@
-"""Drafters that need no model, and how many tokens each sequence may draft."""
+"""Drafters that need no model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forerun.core.prompt import Tokens
-from forerun.core.step import DraftRequest
+from forerun.core.step import DraftRequest, Proposal
 
-
-class DraftAllocator(Protocol):
-    """Shares a step's spare rows among the sequences that could draft."""
-
-    def allocate(self, wanted: Sequence[int], spare_rows: int) -> list[int]:
-        """For each sequence how many tokens it may draft: at most `wanted`, together at most `spare_rows`."""
-        ...
-
-
-class FixedDraftAllocator:
-    """Everyone drafts up to one maximum; when rows run short, all get the same share."""
-
-    def __init__(self, maximum: int) -> None:
-        self.maximum = maximum
-
-    def allocate(self, wanted: Sequence[int], spare_rows: int) -> list[int]:
-        drafting = sum(1 for tokens in wanted if tokens > 0)
-        share = min(self.maximum, max(spare_rows, 0) // drafting) if drafting else 0
-        return [min(tokens, share) for tokens in wanted]
+_CANDIDATES = 64
+"""Occurrences compared at most, the latest ones: repetitive text has thousands."""
 
 
 class NgramDrafter:
-    """Proposes what followed the latest earlier occurrence of the last tokens, longest n-gram first.
+    """Proposes what followed the earlier occurrence of the last tokens that matches longest, of equal ones the latest.
 
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding, over prompt and output of a request.
+    A proposal's grade says how long the match was.
     """
 
     name = "ngram"
 
-    def __init__(self, longest: int = 5, shortest: int = 3) -> None:
+    def __init__(self, longest: int = 16, shortest: int = 3) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-gram lengths: 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest = longest
         self.shortest = shortest
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         return [self._continuation(request.tokens, request.limit) for request in requests]
 
-    def _continuation(self, tokens: Tokens, limit: int) -> tuple[int, ...]:
+    def _continuation(self, tokens: Tokens, limit: int) -> Proposal:
         if limit < 1 or tokens.size <= self.shortest:
-            return ()
-        ends = _occurrences(tokens, self.shortest)
-        for length in range(self.shortest + 1, self.longest + 1):
-            longer = ends[ends >= length - 1]
-            longer = longer[tokens[longer - (length - 1)] == tokens[tokens.size - length]]
-            if not longer.size:
-                break
-            ends = longer
+            return Proposal()
+        ends = _occurrences(tokens, self.shortest)[-_CANDIDATES:]
         if not ends.size:
-            return ()
-        source = tokens[int(ends[-1]) + 1 :]
+            return Proposal()
+        lengths = _match_lengths(tokens, ends, self.longest)
+        best = lengths.size - 1 - int(lengths[::-1].argmax())
+        source = tokens[int(ends[best]) + 1 :]
         following = np.resize(source, limit).tolist()  # what repeats goes on repeating: the copy may overlap itself
-        return tuple(following[: _first_media(following)])
+        return Proposal(tuple(following[: _first_media(following)]), grade=int(lengths[best]).bit_length())
 
 
-def _occurrences(tokens: Tokens, length: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+_Indexes: TypeAlias = NDArray[np.intp]
+
+
+def _occurrences(tokens: Tokens, length: int) -> _Indexes:
     """Where else in `tokens` its last `length` tokens occur: index of the last token of each, earliest first."""
     last = tokens.size - 1
     ends = np.flatnonzero(tokens[length - 1 : last] == tokens[last]) + (length - 1)
     for back in range(1, length):
         ends = ends[tokens[ends - back] == tokens[last - back]]
     return ends
+
+
+def _match_lengths(tokens: Tokens, ends: _Indexes, longest: int) -> _Indexes:
+    """How many tokens up to each of `ends` equal the last tokens, at most `longest`."""
+    back = np.arange(min(longest, tokens.size))
+    at = ends[:, None] - back
+    equal = (tokens[at] == tokens[tokens.size - 1 - back]) & (at >= 0)
+    return np.logical_and.accumulate(equal, axis=1).sum(axis=1)
 
 
 def _first_media(tokens: list[int]) -> int:

@@ -170,6 +170,10 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     """Drafted tokens that the target confirmed."""
+    drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Drafted and accepted tokens by drafter."""
+    saved_ms: float = 0.0
+    """Time that drafting saved against the measured plain rate at the same depth and load; negative where it lost."""
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0

@@ -10,6 +10,7 @@ hits, drafts and resumed requests are the same arithmetic.
 
 from __future__ import annotations
 
+from forerun.core.acceptance import RequestDrafting
 from forerun.core.history import TokenHistory
 from forerun.core.pool import Sequence
 from forerun.core.prompt import PromptLayout, PromptSegment
@@ -29,6 +30,7 @@ class RequestState:
         "cached",
         "computed",
         "drafted",
+        "drafting",
         "first_token_at",
         "has_media",
         "history",
@@ -63,6 +65,7 @@ class RequestState:
         self.is_suspect = False
         """Was part of a failed step: runs alone until it has got past it."""
         self.cached: int | None = None
+        self.drafting = RequestDrafting()
         self.drafted = 0
         self.accepted = 0
         self.admitted_at: float | None = None
@@ -159,6 +162,8 @@ class RequestState:
             output_tokens=self.history.output_tokens,
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
+            drafters=dict(self.drafting.by_drafter),
+            saved_ms=self.drafting.saved_ms,
             queue_ms=(admitted - arrival) * 1e3,
             prefill_ms=(first - admitted) * 1e3,
             decode_ms=(now - first) * 1e3,

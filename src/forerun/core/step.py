@@ -65,6 +65,8 @@ class DecodeRow:
     """At most this many tokens may come out of the step for this sequence (>= 1)."""
     drafts: tuple[int, ...] = ()
     """Proposed by the scheduler's own drafter; a draft model's proposals for the sequence follow its DraftRequest."""
+    grade: int = 0
+    """The grade of that proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,18 @@ class DraftRequest:
     limit: int
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may come next, the first one first; empty where a drafter has no idea.
+
+    `grade` groups proposals of one drafter that are about equally sure (a longer match, say): acceptance is learned for
+    each grade.
+    """
+
+    tokens: tuple[int, ...] = ()
+    grade: int = 0
+
+
 class Drafter(Protocol):
     """Proposes tokens that may come next. Proposals make a step faster or slower, never an answer different."""
 
@@ -119,8 +133,8 @@ class Drafter(Protocol):
         """Shown in usage and metrics."""
         ...
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """For each request at most `limit` tokens, likeliest continuation first; empty where it has no idea."""
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """For each request, in order, at most `limit` tokens."""
         ...
 
 
@@ -172,6 +186,16 @@ class StepFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a step's parts, from which costs are learned. 0 where a part did not run or was not measured."""
+
+    target: float = 0.0
+    """The target's decode and verification."""
+    draft: float = 0.0
+    """Drafting by the draft model, catch-up included."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the runner learned. `sequences` has an entry for each row of the plan that samples."""
 
@@ -182,6 +206,7 @@ class StepResult:
     """Dense tokens the draft's memory holds after the step, of every sequence with a draft fill or request. They may be
     fewer than planned: a draft model that fails drafts less, and fails no step."""
     failure: StepFailure | None = None
+    times: StepTimes = StepTimes()
 
 
 class Runner(Protocol):

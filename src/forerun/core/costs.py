@@ -1,0 +1,118 @@
+"""What a step costs, measured: a curve over rows, a slope over used cells, corrected by every step that runs.
+
+The cost of a row is no constant: on one CPU 4 rows cost four times one row and 16 rows little more than 8; on a GPU 8
+rows cost what one does. So nothing here knows a formula for rows, only measured points and what lies between them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+_BLEND = 0.1
+"""Weight of the latest step in a correction."""
+_WILD = 4.0
+"""A step this many times slower or faster than predicted was disturbed, or paid for something else: clipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Milliseconds of one decode. `ms[i]` belongs to `rows[i]` rows over an empty memory; rows ascend from 1.
+
+    `ms_per_row_kilocell`: what a row costs more for every 1,000 used cells, whoever owns them (attention walks all).
+    Raises ValueError for points that are no curve.
+    """
+
+    rows: tuple[int, ...]
+    ms: tuple[float, ...]
+    ms_per_row_kilocell: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) != len(self.ms) or self.rows[0] != 1:
+            raise ValueError(f"a curve has a cost for each row count, from 1 on; got {self.rows} and {self.ms}")
+        if any(low >= high for low, high in zip(self.rows, self.rows[1:], strict=False)):
+            raise ValueError(f"row counts ascend, got {self.rows}")
+        if min(self.ms) <= 0 or self.ms_per_row_kilocell < 0:
+            raise ValueError("costs are positive")
+
+    def predict(self, rows: int, cells: int = 0) -> float:
+        """Milliseconds of a decode of `rows` rows while `cells` cells are used. No rows cost nothing."""
+        if rows <= 0:
+            return 0.0
+        return self._empty(rows) + self.ms_per_row_kilocell * rows * cells / 1000
+
+    def _empty(self, rows: int) -> float:
+        at = bisect_left(self.rows, rows)
+        if at == len(self.rows):  # beyond the last point: like the last stretch, but no cheaper a row
+            return self.ms[-1] * rows / self.rows[-1]
+        if self.rows[at] == rows:
+            return self.ms[at]
+        low, high = self.rows[at - 1], self.rows[at]
+        share = (rows - low) / (high - low)
+        return self.ms[at - 1] + share * (self.ms[at] - self.ms[at - 1])
+
+    def as_json(self) -> dict[str, Any]:
+        return {"rows": list(self.rows), "ms": list(self.ms), "ms_per_row_kilocell": self.ms_per_row_kilocell}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Raises ValueError, KeyError or TypeError for anything `as_json` does not write."""
+        rows = tuple(int(row) for row in values["rows"])
+        return cls(rows, tuple(float(ms) for ms in values["ms"]), float(values["ms_per_row_kilocell"]))
+
+
+class LiveCosts:
+    """A curve that follows the machine: each stretch between two points has a correction, learned from real steps.
+
+    A correction moves all of its stretch, and, more slowly, those of stretches never seen: a machine that is busy or
+    throttled is slower everywhere.
+    """
+
+    __slots__ = ("_corrections", "_overall", "_seen", "curve")
+
+    def __init__(self, curve: CostCurve) -> None:
+        self.curve = curve
+        self._corrections = [1.0] * len(curve.rows)
+        self._seen = [False] * len(curve.rows)
+        self._overall = 1.0
+
+    def predict(self, rows: int, cells: int = 0) -> float:
+        """Milliseconds of a decode, as the machine is now."""
+        return self.curve.predict(rows, cells) * self._correction(self._stretch(rows))
+
+    def observe(self, rows: int, cells: int, ms: float) -> None:
+        """A decode of `rows` rows over `cells` used cells took `ms`."""
+        if rows <= 0 or ms <= 0:
+            return
+        ratio = min(max(ms / self.curve.predict(rows, cells), 1 / _WILD), _WILD)
+        at = self._stretch(rows)
+        self._corrections[at] = self._correction(at) + _BLEND * (ratio - self._correction(at))
+        self._seen[at] = True
+        self._overall += _BLEND * (ratio - self._overall)
+
+    def _stretch(self, rows: int) -> int:
+        return min(bisect_left(self.curve.rows, rows), len(self._corrections) - 1)
+
+    def _correction(self, stretch: int) -> float:
+        return self._corrections[stretch] if self._seen[stretch] else self._overall
+
+    def __repr__(self) -> str:
+        return f"LiveCosts(1 row {self.predict(1):.2f} ms, 8 rows {self.predict(8):.2f} ms)"
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """What target and draft cost on this machine, as it is now."""
+
+    target: LiveCosts
+    draft: LiveCosts | None = None
+
+    def learn_draft(self, rows_by_depth: Sequence[int], cells: int, ms: float) -> None:
+        """Drafting took `ms`: one decode for each depth, of so many rows each."""
+        if self.draft is None:
+            return
+        predicted = sum(self.draft.predict(rows, cells) for rows in rows_by_depth)
+        for rows in rows_by_depth:
+            self.draft.observe(rows, cells, self.draft.predict(rows, cells) * ms / predicted)

@@ -1,0 +1,68 @@
+"""Measured cost curves, and how they follow the machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core.costs import CostCurve, LiveCosts
+
+CURVE = CostCurve(rows=(1, 2, 4, 8, 16), ms=(10.0, 20.0, 30.0, 50.0, 55.0), ms_per_row_kilocell=0.5)
+
+
+def test_measured_points_are_given_back_and_what_lies_between_is_interpolated() -> None:
+    assert [CURVE.predict(rows) for rows in (1, 2, 4, 8, 16)] == list(CURVE.ms)
+    assert CURVE.predict(3) == 25.0
+    assert CURVE.predict(6) == 40.0
+
+
+def test_beyond_the_last_point_a_row_costs_what_it_cost_there() -> None:
+    assert CURVE.predict(32) == 110.0
+
+
+def test_used_cells_cost_every_row() -> None:
+    assert CURVE.predict(4, cells=2000) == 30.0 + 4 * 2 * 0.5
+
+
+def test_no_rows_cost_nothing() -> None:
+    assert CURVE.predict(0, cells=5000) == LiveCosts(CURVE).predict(0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "ms"), [((), ()), ((2, 3), (1.0, 2.0)), ((1, 2), (1.0,)), ((1, 3, 2), (1.0, 2.0, 3.0)), ((1,), (0.0,))]
+)
+def test_points_that_are_no_curve_are_refused(rows: tuple[int, ...], ms: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"curve|ascend|positive"):
+        CostCurve(rows, ms)
+
+
+def test_a_curve_survives_json() -> None:
+    assert CostCurve.from_json(json.loads(json.dumps(CURVE.as_json()))) == CURVE
+
+
+@given(st.floats(0.3, 3.0), st.sampled_from([1, 3, 8, 16]))
+def test_predictions_follow_a_machine_that_changed(factor: float, rows: int) -> None:
+    costs = LiveCosts(CURVE)
+    for _ in range(80):
+        costs.observe(rows, 1000, CURVE.predict(rows, 1000) * factor)
+    assert costs.predict(rows, 1000) == pytest.approx(CURVE.predict(rows, 1000) * factor, rel=0.02)
+    assert costs.predict(2) == pytest.approx(CURVE.predict(2) * factor, rel=0.02), "unseen stretches follow"
+
+
+def test_one_disturbed_step_moves_little() -> None:
+    costs = LiveCosts(CURVE)
+    costs.observe(4, 0, 100_000.0)
+    assert costs.predict(4) <= 30.0 * 1.31
+    assert costs.predict(0) == 0
+
+
+def test_a_stretch_that_was_seen_keeps_its_own_correction() -> None:
+    costs = LiveCosts(CURVE)
+    for _ in range(80):
+        costs.observe(1, 0, 10.0)
+        costs.observe(8, 0, 100.0)
+    assert costs.predict(1) == pytest.approx(10.0, rel=0.01)
+    assert costs.predict(8) == pytest.approx(100.0, rel=0.01)
