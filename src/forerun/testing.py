@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.core.costs import StepCosts
 from forerun.core.history import TokenHistory
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.sampling import BrokenLogitsError, SamplingContext, sample, uniform, verify
+from forerun.core.speculation import rows_by_depth
 from forerun.core.step import (
     ClearSequence,
     DecodeRow,
@@ -35,10 +37,12 @@ from forerun.core.step import (
     ForkSequence,
     KvOperation,
     MediaRows,
+    Proposal,
     SequenceResult,
     StepFailure,
     StepPlan,
     StepResult,
+    StepTimes,
     TruncateSequence,
     Vocabulary,
 )
@@ -205,8 +209,8 @@ class FakeDrafter:
         self.memory.append(sequence_id, codes, position)
         self.rows += len(codes)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        return [self._propose(request) for request in requests]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(self._propose(request)) for request in requests]
 
     def _propose(self, request: DraftRequest) -> tuple[int, ...]:
         self.evaluate(request.sequence_id, request.tokens[request.held :], request.held)
@@ -228,7 +232,8 @@ class FakeRunner:
     """Performs plans on the fake model.
 
     `faults` is asked before each step; what it returns fails the step after some garbage was written, as a native
-    decode that breaks in the middle would. `can_truncate=False` refuses truncation like a recurrent memory.
+    decode that breaks in the middle would. `can_truncate=False` refuses truncation like a recurrent memory. Steps take
+    `seconds_per_step`, or with `costs` what those say, draft included, so that speed can be simulated.
     """
 
     def __init__(
@@ -240,6 +245,7 @@ class FakeRunner:
         faults: FaultSchedule | None = None,
         can_truncate: bool = True,
         seconds_per_step: float = 0.01,
+        costs: StepCosts | None = None,
     ) -> None:
         self.memory = FakeMemory(n_ctx, can_truncate=can_truncate)
         self.drafter = drafter
@@ -249,6 +255,7 @@ class FakeRunner:
         self.is_closed = False
         self._size = vocabulary_size
         self._seconds = seconds_per_step
+        self._costs = costs
 
     def execute(self, plan: StepPlan) -> StepResult:
         try:
@@ -257,8 +264,15 @@ class FakeRunner:
             if failure is not None:
                 self._leave_garbage(plan)
                 return StepResult(self._seconds, failure=failure)
+            cells, rows = self.memory.used, self.rows
             results = self._evaluate(plan)
-            return StepResult(self._seconds, results, self._draft_held(plan, results))
+            held = self._draft_held(plan, results)
+            if self._costs is None:
+                return StepResult(self._seconds, results, held)
+            times = _simulated(self._costs, plan, self.rows - rows, cells)
+            fills = [fill.tokens.size for fill in plan.draft_fills]
+            filling = self._costs.draft.predict(sum(fills)) / 1e3 if fills and self._costs.draft else 0.0
+            return StepResult(times.target + times.draft + filling, results, held, times=times)
         except (FakeMemoryError, BrokenLogitsError) as error:
             return StepResult(self._seconds, failure=StepFailure(FailureKind.FAILED, str(error)))
 
@@ -311,7 +325,9 @@ class FakeRunner:
             self.drafter.evaluate(fill.sequence_id, fill.tokens, fill.position)
         proposed = self.drafter.propose(plan.draft_requests)
         return {
-            request.sequence_id: drafts for request, drafts in zip(plan.draft_requests, proposed, strict=True) if drafts
+            request.sequence_id: proposal.tokens
+            for request, proposal in zip(plan.draft_requests, proposed, strict=True)
+            if proposal.tokens
         }
 
     def _decode(self, row: DecodeRow, proposals: dict[int, tuple[int, ...]]) -> SequenceResult:
@@ -343,6 +359,13 @@ class FakeRunner:
 
     def __repr__(self) -> str:
         return f"FakeRunner({self.rows} rows evaluated, {self.memory!r})"
+
+
+def _simulated(costs: StepCosts, plan: StepPlan, rows: int, cells: int) -> StepTimes:
+    draft_ms = 0.0
+    if plan.draft_requests and costs.draft is not None:
+        draft_ms = sum(costs.draft.predict(count) for count in rows_by_depth(plan.draft_requests))
+    return StepTimes(costs.target.predict(rows, cells) / 1e3, draft_ms / 1e3)
 
 
 @dataclass(frozen=True, slots=True)

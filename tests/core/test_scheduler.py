@@ -15,7 +15,16 @@ from forerun.core.drafting import NgramDrafter
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
-from forerun.core.step import DraftRequest, FailureKind, ForkSequence, PrefillRows, StepFailure, StepPlan, StepResult
+from forerun.core.step import (
+    DraftRequest,
+    FailureKind,
+    ForkSequence,
+    PrefillRows,
+    Proposal,
+    StepFailure,
+    StepPlan,
+    StepResult,
+)
 from forerun.errors import InvalidRequestError, StepFailedError
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
 from tests.core.harness import VOCABULARY, Harness
@@ -454,8 +463,8 @@ def test_drafts_leave_rows_to_a_prompt_that_waits() -> None:
     class EagerDrafter:
         name = "eager"
 
-        def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-            return [(0,) * request.limit for request in requests]
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+            return [Proposal((0,) * request.limit) for request in requests]
 
     harness = Harness(config(max_num_seqs=9, max_num_batched_tokens=64, speculation=8), lookup_drafter=EagerDrafter())
     for index in range(8):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.core.step import DraftFill, DraftRequest, ForkSequence, StepPlan, TruncateSequence
+from forerun.core.step import DraftFill, DraftRequest, ForkSequence, Proposal, StepPlan, TruncateSequence
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext
 from forerun.native.drafter import LlamaDrafter
@@ -121,7 +121,7 @@ def test_a_long_catch_up_is_cut_into_batches(
     for request in requests:
         request.prefill()
     decodes = count_decodes(drafter.context)
-    proposals = drafter.propose([request.draft_request(2) for request in requests])
+    proposals = [found.tokens for found in drafter.propose([request.draft_request(2) for request in requests])]
     assert decodes == [16, 16, 16, 16, 16, 2, 2]
     for sequence_id, proposal in enumerate(proposals):
         assert list(proposal) == plain_greedy(make_context(dense), sequence_id)[1:3]
@@ -192,7 +192,7 @@ def test_drafting_ends_at_the_end_of_a_turn(dense: LlamaModel, make_context: Mak
     drafter = LlamaDrafter(make_context(dense))
     drafter._end_tokens = frozenset({turn_ends_after_two})
     request = started(LlamaRunner(make_context(dense), drafter))
-    assert drafter.propose([request.draft_request(6)])[0][-1] == turn_ends_after_two
+    assert drafter.propose([request.draft_request(6)])[0].tokens[-1] == turn_ends_after_two
     assert drafter.held(0) == request.history.size + 1
 
 
@@ -200,7 +200,7 @@ def test_media_are_not_drafted(dense: LlamaModel, make_context: MakeContext) -> 
     drafter = LlamaDrafter(make_context(dense))
     tokens = random_tokens(6)
     tokens[2] = -1
-    assert drafter.propose([DraftRequest(0, tokens, 0, 4)]) == [()]
+    assert drafter.propose([DraftRequest(0, tokens, 0, 4)]) == [Proposal()]
     assert drafter.rows_evaluated == 0
 
 

@@ -6,7 +6,6 @@ follows four confirmed tokens of a copy is nearly sure, what follows a guess is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.core.step import Proposal
@@ -14,10 +13,12 @@ from forerun.core.step import Proposal
 POSITIONS = 16
 """Later positions share the last one's record."""
 _FIRST_GUESS = 0.5
-_SHARED_TRUST = 4.0
+_SHARED_TRUST = 8.0
 """A drafter's first guess counts like this many trials."""
 _REQUEST_TRUST = 4.0
 """What all requests taught counts like this many of a request's own trials."""
+_SUREST = 0.98
+"""No position is expected to be surer than this before it was tried."""
 _SHARED_MEMORY = 0.995
 _REQUEST_MEMORY = 0.97
 """What is left of a trial's weight after the next one at the same position."""
@@ -33,12 +34,14 @@ class _Record:
         self.trials = [0.0] * POSITIONS
         self.successes = [0.0] * POSITIONS
 
-    def add(self, accepted: int, proposed: int) -> None:
-        """One block: `accepted` tokens confirmed of `proposed`; those after the first refused one were never tried."""
-        for position in range(min(accepted + 1, proposed)):
-            at = min(position, POSITIONS - 1)
-            self.trials[at] = self.trials[at] * self._memory + 1
-            self.successes[at] = self.successes[at] * self._memory + (position < accepted)
+    def add(self, position: int, *, accepted: bool) -> None:
+        at = min(position, POSITIONS - 1)
+        self.trials[at] = self.trials[at] * self._memory + 1
+        self.successes[at] = self.successes[at] * self._memory + accepted
+
+    def blend(self, position: int, expected: float, trust: float) -> float:
+        """The rate at a position, `expected` counting like `trust` trials."""
+        return (expected * trust + self.successes[position]) / (trust + self.trials[position])
 
 
 class DrafterRecord:
@@ -50,14 +53,20 @@ class DrafterRecord:
         self._first_guess = first_guess
         self._record = _Record(_SHARED_MEMORY)
 
-    def rate(self, position: int) -> float:
-        """Probability that the token at a position is accepted once all before it were."""
-        at = min(position, POSITIONS - 1)
-        trials, successes = self._record.trials[at], self._record.successes[at]
-        return (self._first_guess * _SHARED_TRUST + successes) / (_SHARED_TRUST + trials)
+    def rates(self) -> list[float]:
+        """For each position the probability that its token is accepted once all before it were.
 
-    def add(self, accepted: int, proposed: int) -> None:
-        self._record.add(accepted, proposed)
+        Of a position that was hardly tried the one before it says what to expect.
+        """
+        rates: list[float] = []
+        rate = self._first_guess
+        for position in range(POSITIONS):
+            rate = self._record.blend(position, rate, _SHARED_TRUST)
+            rates.append(rate)
+        return rates
+
+    def add(self, position: int, *, accepted: bool) -> None:
+        self._record.add(position, accepted=accepted)
 
 
 class Acceptance:
@@ -69,48 +78,56 @@ class Acceptance:
         self._shared = shared
         self._record = _Record(_REQUEST_MEMORY)
 
-    def rate(self, position: int) -> float:
-        """Probability that the token at a position is accepted once all before it were."""
-        at = min(position, POSITIONS - 1)
-        trials, successes = self._record.trials[at], self._record.successes[at]
-        return (self._shared.rate(at) * _REQUEST_TRUST + successes) / (_REQUEST_TRUST + trials)
+    def rates(self) -> list[float]:
+        """For each position the probability that its token is accepted once all before it were.
+
+        What this request shows at one position moves what is expected of the next ones.
+        """
+        rates: list[float] = []
+        shift = 0.0
+        for position, shared in enumerate(self._shared.rates()):
+            expected = min(max(shared + shift, 0.0), _SUREST)
+            rate = self._record.blend(position, expected, _REQUEST_TRUST)
+            shift = rate - shared
+            rates.append(rate)
+        return rates
 
     def chances(self, length: int) -> list[float]:
         """Probability that a block of `length` is accepted up to and including each position."""
         chances: list[float] = []
         chance = 1.0
+        rates = self.rates()
         for position in range(length):
-            chance *= self.rate(position)
+            chance *= rates[min(position, POSITIONS - 1)]
             chances.append(chance)
         return chances
 
     def add(self, accepted: int, proposed: int) -> None:
-        """Learn from a block, also one that was only compared with what came (it costs nothing to be right)."""
-        if proposed > 0:
-            self._record.add(accepted, proposed)
-            self._shared.add(accepted, proposed)
+        """Learn from a block: `accepted` of `proposed` tokens; those after the first refused one were never tried."""
+        for position in range(min(accepted + 1, proposed)):
+            self.add_one(position, accepted=position < accepted)
+
+    def add_one(self, position: int, *, accepted: bool) -> None:
+        """Learn from one token, also one that was only compared with what came (being right for free counts too)."""
+        self._record.add(position, accepted=accepted)
+        self._shared.add(position, accepted=accepted)
 
 
-def shared_beginning(proposed: Sequence[int], came: Sequence[int]) -> int:
-    """How many leading tokens of a proposal came true."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(proposed, came, strict=False)) if a != b), min(len(proposed), len(came))
-    )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RememberedProposal:
     """A proposal that got no rows, to be compared with the tokens that come from `at` on."""
 
     drafter: str
     proposal: Proposal
     at: int
+    compared: int = 0
+    """Tokens of it that came true so far."""
 
 
 class RequestDrafting:
     """What speculation did for one request, and what it learned from it."""
 
-    __slots__ = ("acceptance", "by_drafter", "remembered", "saved_ms")
+    __slots__ = ("acceptance", "by_drafter", "look_again_at", "plain_ms", "remembered", "saved_ms")
 
     def __init__(self) -> None:
         self.acceptance: dict[tuple[str, int], Acceptance] = {}
@@ -118,6 +135,10 @@ class RequestDrafting:
         self.remembered: RememberedProposal | None = None
         self.by_drafter: dict[str, tuple[int, int]] = {}
         """Drafted and accepted tokens of each drafter."""
+        self.look_again_at = 0
+        """Known tokens from which on it is asked again whether filling the draft's memory pays."""
+        self.plain_ms = 0.0
+        """What the tokens so far would have taken at the measured plain rate."""
         self.saved_ms = 0.0
         """Measured time against the plain rate at the same depth and load; negative where drafting cost time."""
 

@@ -1,18 +1,23 @@
 """How many tokens each sequence drafts in a step: as many as are expected to come cheaper than plain decoding.
 
-Drafted tokens are added in order of their chance, over the whole batch. After each the step's expected speed is known:
+Drafted tokens are added in some order over the whole batch. After each the step's expected speed is known:
 
     speed(m) = (sequences + sum of chances) / (target(sequences + m rows) + draft(m))    tokens a millisecond
 
-The cost curve has steps in it, so speed is not concave: every m is looked at, and the best one taken if it beats
-drafting nothing by a margin. Zero is a legal answer.
+No sequence is slowed down for others: a step may be longer than a plain one by what the sequence's own expected tokens
+are worth and what it is allowed to lose, no more. The cost curve has steps in it, so speed is not concave: every m is
+looked at, and the best one taken if it beats drafting nothing by a margin. Zero is a legal answer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 MARGIN = 1.03
 """Expected speed must beat plain decoding by this factor: estimates are never exact, and slower is not allowed."""
@@ -31,6 +36,8 @@ class DraftOption:
     chances: Sequence[float]
     uses_model: bool = False
     """Its tokens cost rows of the draft model, one after another."""
+    allowance_ms: float = math.inf
+    """The step may be so much longer than what the tokens it is expected to give this sequence are worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class StepLoad:
     other_rows: int
     cells: int
     draft_cells: int = 0
+    allowance_ms: float = math.inf
+    """The step may be so much longer for the sequences that cannot draft."""
 
 
 class DraftAllocator(Protocol):
@@ -48,6 +57,10 @@ class DraftAllocator(Protocol):
 
     def allocate(self, options: Sequence[DraftOption], spare_rows: int, load: StepLoad) -> list[int]:
         """How many tokens each option drafts: at most len(chances), together at most `spare_rows`."""
+        ...
+
+    def saving(self, options: Sequence[DraftOption], lengths: Sequence[int], load: StepLoad) -> float:
+        """Milliseconds that drafting so is expected to save for each token that comes out."""
         ...
 
 
@@ -63,6 +76,10 @@ class FixedDraftAllocator:
         share = min(self.maximum, max(spare_rows, 0) // drafting) if drafting else 0
         return [min(len(option.chances), share) for option in options]
 
+    def saving(self, options: Sequence[DraftOption], lengths: Sequence[int], load: StepLoad) -> float:
+        del options, load
+        return math.inf if any(lengths) else 0.0
+
 
 class GainAllocator:
     """Allocates by expected gain from measured costs of target and draft."""
@@ -73,53 +90,90 @@ class GainAllocator:
         self._margin = margin
 
     def allocate(self, options: Sequence[DraftOption], spare_rows: int, load: StepLoad) -> list[int]:
-        """How many tokens each option drafts."""
-        order = self._by_chance(options)[: max(spare_rows, 0)]
-        rows = load.sequences + load.other_rows
-        plain_ms = self._target.predict(load.sequences, load.cells)
-        before_ms = self._target.predict(rows, load.cells)
-        lengths = [0] * len(options)
-        best, best_speed = list(lengths), load.sequences / plain_ms * self._margin
-        expected, depth = 0.0, _DraftDepth(self._draft, load.draft_cells)
-        for taken, (chance, option) in enumerate(order, start=1):
-            lengths[option] += 1
-            expected += chance
-            if options[option].uses_model:
-                depth.add(lengths[option])
-            extra_ms = self._target.predict(rows + taken, load.cells) - before_ms + depth.ms
-            speed = (load.sequences + expected) / (plain_ms + extra_ms)
+        """How many tokens each option drafts.
+
+        Two orders are tried: by chance, which finds the few tokens that pay best, and level by level, which finds what
+        pays when all share the draft model's decodes.
+        """
+        tokens = self._tokens(options)
+        none = np.zeros(len(options), np.intp)
+        if not tokens.chance.size or spare_rows < 1:
+            return none.tolist()
+        best, best_speed = none, load.sequences / self._target.predict(load.sequences, load.cells) * self._margin
+        for order in (np.lexsort((tokens.level, -tokens.chance)), np.lexsort((-tokens.chance, tokens.level))):
+            taken, speed = self._best_beginning(options, tokens.ordered(order[:spare_rows]), load)
             if speed > best_speed:
-                best, best_speed = list(lengths), speed
-        return best
+                best, best_speed = taken, speed
+        return best.tolist()
 
-    def _by_chance(self, options: Sequence[DraftOption]) -> list[tuple[float, int]]:
-        """All tokens that could be drafted, the likeliest first; tokens of one option stay in order."""
-        ranked = [
-            (chance, position, index)
-            for index, option in enumerate(options)
-            if not option.uses_model or self._draft is not None
-            for position, chance in enumerate(option.chances)
-        ]
-        ranked.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
-        return [(chance, index) for chance, _, index in ranked]
+    def _tokens(self, options: Sequence[DraftOption]) -> _Tokens:
+        """Every token that could be drafted, but for hopeless ones."""
+        usable = [() if option.uses_model and self._draft is None else option.chances for option in options]
+        chance = np.array([chance for chances in usable for chance in chances])
+        option = np.repeat(np.arange(len(options)), [len(chances) for chances in usable])
+        level = np.concatenate([np.arange(len(chances)) for chances in usable]) if usable else np.empty(0, np.intp)
+        return _Tokens(chance, option, level).ordered(np.flatnonzero(chance >= _HOPELESS))
+
+    def _best_beginning(
+        self, options: Sequence[DraftOption], tokens: _Tokens, load: StepLoad
+    ) -> tuple[_Indexes, float]:
+        """The beginning of an order with the highest expected speed that slows nobody down: lengths, and the speed."""
+        taken = np.arange(1, tokens.chance.size + 1)
+        expected = np.cumsum(tokens.chance)
+        extra = self._target_ms(taken, load) + self._draft_ms(options, tokens, load)
+        is_own = tokens.option[:, None] == np.arange(len(options))
+        plain_ms = self._target.predict(load.sequences, load.cells)
+        own_ms = np.cumsum(is_own * tokens.chance[:, None], axis=0) * self._target.predict(_rows(load), load.cells)
+        # Who owes nothing may always draft what is worth its own time.
+        allowed = own_ms + np.array([max(option.allowance_ms, 0.0) for option in options])
+        is_fair = (extra <= allowed.min(axis=1)) & (extra <= max(load.allowance_ms, 0.0))
+        speed = np.where(is_fair, (load.sequences + expected) / (plain_ms + extra), 0.0)
+        best = int(speed.argmax())
+        return is_own[: best + 1].sum(axis=0), float(speed[best])
+
+    def _target_ms(self, taken: _Indexes, load: StepLoad) -> NDArray[np.float64]:
+        rows = _rows(load)
+        before = self._target.predict(rows, load.cells)
+        return np.array([self._target.predict(rows + count, load.cells) for count in taken.tolist()]) - before
+
+    def _draft_ms(self, options: Sequence[DraftOption], tokens: _Tokens, load: StepLoad) -> NDArray[np.float64]:
+        """One decode of the draft model for each level, of as many rows as sequences draft that deep."""
+        uses_model = np.array([option.uses_model for option in options])[tokens.option]
+        if self._draft is None or not uses_model.any():
+            return np.zeros(tokens.chance.size)
+        same_level = (tokens.level[:, None] == np.arange(int(tokens.level.max()) + 1)) & uses_model[:, None]
+        rank = np.cumsum(same_level, axis=0)[np.arange(tokens.level.size), tokens.level]
+        by_rows = np.array([self._draft.predict(rows, load.draft_cells) for rows in range(len(options) + 1)])
+        return np.cumsum(np.where(uses_model, by_rows[rank] - by_rows[np.maximum(rank - 1, 0)], 0.0))
+
+    def saving(self, options: Sequence[DraftOption], lengths: Sequence[int], load: StepLoad) -> float:
+        """Milliseconds that drafting so is expected to save for each token that comes out."""
+        drafted = [DraftOption(o.chances[:n], o.uses_model) for o, n in zip(options, lengths, strict=True)]
+        tokens = self._tokens(drafted)
+        if not tokens.chance.size:
+            return 0.0
+        plain_ms = self._target.predict(load.sequences, load.cells)
+        extra = self._target_ms(np.array([tokens.chance.size]), load)[-1] + self._draft_ms(drafted, tokens, load)[-1]
+        expected = float(tokens.chance.sum())
+        return plain_ms / load.sequences - (plain_ms + float(extra)) / (load.sequences + expected)
 
 
-class _DraftDepth:
-    """The draft model's cost: one decode for each depth, of as many rows as sequences draft that deep."""
+_HOPELESS = 0.02
+"""Tokens less likely than this are not looked at."""
+_Indexes: TypeAlias = NDArray[np.intp]
 
-    __slots__ = ("_cells", "_costs", "_rows", "ms")
 
-    def __init__(self, costs: Costs | None, cells: int) -> None:
-        self._costs = costs
-        self._cells = cells
-        self._rows: list[int] = []
-        self.ms = 0.0
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Tokens that could be drafted, as columns: chance, whose, and how deep (0 is the first)."""
 
-    def add(self, depth: int) -> None:
-        """One more sequence drafts a token at `depth` (1 is the first)."""
-        assert self._costs is not None
-        if depth > len(self._rows):
-            self._rows.append(0)
-        before = self._rows[depth - 1]
-        self._rows[depth - 1] += 1
-        self.ms += self._costs.predict(before + 1, self._cells) - self._costs.predict(before, self._cells)
+    chance: NDArray[np.float64]
+    option: _Indexes
+    level: _Indexes
+
+    def ordered(self, order: _Indexes) -> _Tokens:
+        return _Tokens(self.chance[order], self.option[order], self.level[order])
+
+
+def _rows(load: StepLoad) -> int:
+    return load.sequences + load.other_rows

@@ -63,7 +63,8 @@ def _match_lengths(tokens: Tokens, ends: _Indexes, longest: int) -> _Indexes:
     back = np.arange(min(longest, tokens.size))
     at = ends[:, None] - back
     equal = (tokens[at] == tokens[tokens.size - 1 - back]) & (at >= 0)
-    return np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+    lengths: _Indexes = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+    return lengths
 
 
 def _first_media(tokens: list[int]) -> int:

@@ -42,6 +42,9 @@ class TokenHistory:
     def last(self) -> int:
         return int(self._buffer[self.size - 1])
 
+    def token(self, index: int) -> int:
+        return int(self._buffer[index])
+
     def slice(self, start: int, stop: int) -> Tokens:
         """A read-only view of [start, stop); it stays valid, since tokens are only ever appended."""
         view = self._buffer[start:stop]

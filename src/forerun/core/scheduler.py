@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
 from forerun.core.config import SchedulerConfig
-from forerun.core.drafting import DraftAllocator, FixedDraftAllocator, NgramDrafter
+from forerun.core.costs import StepCosts
+from forerun.core.drafting import NgramDrafter
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import PrefixMatch, Sequence, SequencePool
 from forerun.core.prefix import ReusablePrefix
@@ -27,6 +29,7 @@ from forerun.core.step import (
     ForkSequence,
     MediaRows,
     PrefillRows,
+    Proposal,
     SequenceResult,
     StepFailure,
     StepPlan,
@@ -58,10 +61,11 @@ class Scheduler:
         config: SchedulerConfig,
         vocabulary: Vocabulary,
         *,
-        allocator: DraftAllocator | None = None,
+        costs: StepCosts | None = None,
         lookup_drafter: Drafter | None = None,
     ) -> None:
         self.config = config
+        self.costs = costs
         self._vocabulary = vocabulary
         self.pool = SequencePool(
             config.n_seq_max,
@@ -78,8 +82,9 @@ class Scheduler:
         self._drafting = DraftPlanner(
             config,
             self.pool,
-            allocator or FixedDraftAllocator(config.speculation),
+            _allocator(config, costs),
             lookup_drafter or NgramDrafter(),
+            costs,
         )
         self._requests: dict[str, RequestState] = {}
         self._waiting: deque[RequestState] = deque()
@@ -158,7 +163,7 @@ class Scheduler:
             self._preempt_youngest()
             states = self._in_this_step()
             ready = self._ready(states)
-        drafts = self._drafting.plan(ready, self._rows_for_drafts(len(ready), others=len(states) - len(ready)))
+        drafts = self._plan_drafts(ready, [state for state in states if not _is_ready(state)])
         decode_rows = self._within_free_cells(drafts, len(ready))
         prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
         fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready)), drafts)
@@ -174,23 +179,26 @@ class Scheduler:
     def _ready(states: list[RequestState]) -> list[RequestState]:
         return [state for state in states if _is_ready(state)]
 
-    def _rows_for_drafts(self, ready: int, others: int) -> int:
-        """Rows that drafts may take: prompts still to be computed keep one quantum, or half of the rest."""
-        spare = self.config.max_num_batched_tokens - ready
-        return spare - min(self.config.prefill_quantum, (spare + 1) // 2) if others else spare
+    def _plan_drafts(self, ready: list[RequestState], others: list[RequestState]) -> Drafts:
+        """Drafts of a step; prompts still to be computed keep one quantum, or half of the rows that are left."""
+        spare = self.config.max_num_batched_tokens - len(ready)
+        if not others:
+            return self._drafting.plan(ready, spare)
+        kept = min(self.config.prefill_quantum, (spare + 1) // 2)
+        other_rows = min(sum(state.remaining for state in others), self._planner.prefill_budget(len(ready)))
+        return self._drafting.plan(ready, spare - kept, other_rows)
 
     def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
         """Rows of decode and drafts together; drafts that would find no cells are dropped."""
         if drafts.rows and not self.pool.make_room(ready + drafts.rows):
-            drafts.proposed.clear()
-            drafts.requests.clear()
+            drafts.clear()
         return ready + drafts.rows
 
     def _decode_row(self, state: RequestState, drafts: Drafts) -> DecodeRow:
         sequence_id = _sequence(state).id
-        proposed = drafts.proposed.get(sequence_id, ()) if drafts.proposed else ()
-        position = state.native_position(state.computed)
-        return DecodeRow(sequence_id, state.history.last, position, state.sampling, state.output_left, proposed)
+        found = drafts.proposed.get(sequence_id, _NOTHING) if drafts.proposed else _NOTHING
+        position, left = state.native_position(state.computed), state.output_left
+        return DecodeRow(sequence_id, state.history.last, position, state.sampling, left, found.tokens, found.grade)
 
     def _plan_prefill(self, states: list[RequestState], decode_rows: int) -> list[PrefillRows | MediaRows]:
         if not states:
@@ -333,7 +341,8 @@ class Scheduler:
         for sequence_id, held in result.draft_held.items():
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
-        deltas = [self._commit_tokens(row.sequence_id, sequences[row.sequence_id], now) for row in plan.decode]
+        self._learn_costs(plan, result)
+        deltas = [self._commit_decode(row, sequences[row.sequence_id], now) for row in plan.decode]
         for rows in plan.prefill:
             if rows.sampling is not None:
                 deltas.append(self._commit_tokens(rows.sequence_id, sequences[rows.sequence_id], now))
@@ -346,6 +355,32 @@ class Scheduler:
         count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
         state.computed += count
         self.pool.target_cells.append(rows.sequence_id, count)
+
+    def _learn_costs(self, plan: StepPlan, result: StepResult) -> None:
+        """Costs, and what drafting saved or lost: before the step's own tokens and cells are counted."""
+        if self.costs is None:
+            return
+        drafted = sum(result.sequences[row.sequence_id].drafted for row in plan.decode)
+        prefill = sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
+        plain_rows = len(plan.decode) + prefill
+        plain_ms = self.costs.target.predict(plain_rows, self.pool.target_cells.used)
+        has_drafted = drafted > 0 or bool(plan.draft_fills)
+        for row in plan.decode:
+            tokens = len(result.sequences[row.sequence_id].tokens)
+            drafting = self._running[row.sequence_id].drafting
+            drafting.plain_ms += tokens * plain_ms
+            if has_drafted:
+                drafting.saved_ms += tokens * plain_ms - result.elapsed * 1e3
+        if not any(isinstance(rows, MediaRows) for rows in plan.prefill):
+            self._drafting.learn_costs(plan, plain_rows + drafted, result.times)
+
+    def _commit_decode(self, row: DecodeRow, result: SequenceResult, now: float) -> OutputDelta:
+        state = self._running[row.sequence_id]
+        before = state.history.size
+        delta = self._commit_tokens(row.sequence_id, result, now)
+        if result.drafted or state.drafting.remembered is not None:
+            self._drafting.learn(state, row, result, state.history.size - before)
+        return delta
 
     def _commit_tokens(self, sequence_id: int, result: SequenceResult, now: float) -> OutputDelta:
         state = self._running[sequence_id]
@@ -422,6 +457,14 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"Scheduler({len(self._running)} running, {len(self._waiting)} waiting, {self.pool!r})"
+
+
+_NOTHING = Proposal()
+
+
+def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocator:
+    """By measured gain where costs are known, else a fixed length."""
+    return FixedDraftAllocator(config.speculation) if costs is None else GainAllocator(costs.target, costs.draft)
 
 
 def _sequence(state: RequestState) -> Sequence:

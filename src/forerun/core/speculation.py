@@ -7,16 +7,17 @@ For each sequence the draft holds a prefix of what is known:
     draft   [ ............... ]                           held; behind by a lot: filled; by a little: caught up
                                                           in the first batch of drafting
 
-A lookup proposal that is not worth its rows is remembered and compared with what the target says anyway: being right for
-free earns it rows.
+A lookup proposal that is not worth its rows is remembered and compared with what the target says anyway: being right
+for free earns it rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposal, shared_beginning
+from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposal
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import StepCosts
@@ -27,10 +28,17 @@ from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Propo
 MODEL_DRAFTER = "draft"
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
-_FIRST_GUESS = {MODEL_DRAFTER: 0.7}
+_MODEL_GUESS = 0.7
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""
-_PROBE_LENGTH = 2
+_FIRST_PROBES = 3.0
+"""Plain steps' worth of time to begin with."""
+_HORIZON = 200
+"""A draft memory is filled where that pays within so many tokens: nobody knows when an answer ends."""
+_MOST_LOST = 0.02
+"""Share of a sequence's plain time that drafting may cost it, its own or others': nobody is slowed down for others."""
+_LOOK_AGAIN = 32
+"""Whether filling pays is looked at again after so many tokens."""
 
 
 @dataclass(slots=True)
@@ -66,6 +74,11 @@ class _Candidate:
     proposal: Proposal | None = None
     request: DraftRequest | None = None
 
+    @property
+    def behind(self) -> int:
+        """Tokens the draft model has to catch up with."""
+        return 0 if self.request is None else self.request.tokens.size - self.request.held
+
 
 class DraftPlanner:
     """Chooses a drafter and a length for each sequence that decodes, and learns from results."""
@@ -84,7 +97,8 @@ class DraftPlanner:
         self._lookup = lookup
         self._costs = costs
         self._records: dict[tuple[str, int], DrafterRecord] = {}
-        self._probe_ms = 0.0
+        self._first_loss_ms = costs.target.predict(1) * _FIRST_PROBES if costs else 0.0
+        self._probe_ms = self._first_loss_ms
 
     @property
     def is_on(self) -> bool:
@@ -99,15 +113,25 @@ class DraftPlanner:
         if not candidates:
             return drafts
         load = self._load(len(ready), other_rows)
-        lengths = self._allocator.allocate([candidate.option for candidate in candidates], spare_rows, load)
-        for candidate, length in zip(candidates, lengths, strict=True):
+        prompt = [candidate for candidate in candidates if candidate.behind <= _CATCH_UP]
+        others = {_id(state): self._allowance(state) for state in ready}
+        for candidate in prompt:
+            candidate.option = replace(candidate.option, allowance_ms=others.pop(_id(candidate.state)))
+        load = replace(load, allowance_ms=min(others.values(), default=math.inf))
+        lengths = self._allocator.allocate([candidate.option for candidate in prompt], spare_rows, load)
+        for candidate, length in zip(prompt, lengths, strict=True):
             self._add(drafts, candidate, length)
-        if not drafts.requests:
+        if not drafts.requests and self._costs is not None and self._costs.draft is not None:
             self._probe(drafts, candidates, spare_rows - drafts.rows, load)
         return drafts
 
     def _load(self, sequences: int, other_rows: int) -> StepLoad:
         return StepLoad(sequences, other_rows, self._pool.target_cells.used, self._pool.draft_cells.used)
+
+    def _allowance(self, state: RequestState) -> float:
+        """Milliseconds that drafting may cost a sequence in this step: what it gained before, and a small share."""
+        drafting = state.drafting
+        return drafting.saved_ms + _MOST_LOST * drafting.plain_ms + self._first_loss_ms
 
     def _candidates(self, ready: Sequence[RequestState]) -> list[_Candidate]:
         """What each sequence could draft: a lookup where it finds something as sure as the model, else the model."""
@@ -118,7 +142,8 @@ class DraftPlanner:
             request = self._model_request(state, wanted)
             lookup = self._option(state, self._lookup.name, proposal.grade, len(proposal.tokens))
             model = self._option(state, MODEL_DRAFTER, 0, request.limit if request else 0)
-            if proposal.tokens and (request is None or lookup.chances[0] >= model.chances[0]):
+            is_behind = request is not None and request.tokens.size - request.held > _CATCH_UP
+            if proposal.tokens and (request is None or is_behind or lookup.chances[0] >= model.chances[0]):
                 candidates.append(_Candidate(state, lookup, proposal=proposal))
             elif request is not None:
                 candidates.append(_Candidate(state, model, request=request))
@@ -132,7 +157,9 @@ class DraftPlanner:
         key = (drafter, grade)
         known = state.drafting.acceptance.get(key)
         if known is None:
-            shared = self._records.setdefault(key, DrafterRecord(_FIRST_GUESS.get(drafter, 0.5)))
+            # A lookup's first guess grows with its grade: long matches are nearly always copies.
+            guess = _MODEL_GUESS if drafter == MODEL_DRAFTER else min(0.1 + 0.15 * grade, 0.9)
+            shared = self._records.setdefault(key, DrafterRecord(guess))
             known = state.drafting.acceptance[key] = Acceptance(shared)
         return known
 
@@ -149,24 +176,31 @@ class DraftPlanner:
                 drafts.requests.append(request)
 
     def _probe(self, drafts: Drafts, candidates: Sequence[_Candidate], spare_rows: int, load: StepLoad) -> None:
-        """Now and then draft with the model although it is not expected to pay, within a share of the time."""
-        if self._costs is None or self._costs.draft is None or spare_rows < _PROBE_LENGTH:
-            return
-        for candidate in candidates:
-            if candidate.request is None or len(candidate.option.chances) < _PROBE_LENGTH:
-                continue
-            if self._probe_ms >= self._probe_cost(load):
-                self._probe_ms = 0.0
-                self._add(drafts, candidate, _PROBE_LENGTH)
-            return
+        """Now and then draft a token with the model although it is not expected to pay, within a share of the time.
 
-    def _probe_cost(self, load: StepLoad) -> float:
+        All sequences at once, since one decode of the draft model then teaches most.
+        """
+        probed = [
+            candidate
+            for candidate in candidates
+            if (candidate.request is not None and candidate.state.history.size < candidate.state.drafting.look_again_at)
+            or 0 < candidate.behind <= _CATCH_UP
+        ]
+        if not probed or len(probed) > spare_rows:
+            return
+        cost = self._probe_cost(probed, load)
+        if self._probe_ms >= cost:
+            self._probe_ms -= cost
+            for candidate in probed:
+                self._add(drafts, candidate, 1)
+
+    def _probe_cost(self, probed: Sequence[_Candidate], load: StepLoad) -> float:
         costs = self._costs
         if costs is None or costs.draft is None:
             return 0.0
         rows = load.sequences + load.other_rows
-        target = costs.target.predict(rows + _PROBE_LENGTH, load.cells) - costs.target.predict(rows, load.cells)
-        return target + _PROBE_LENGTH * costs.draft.predict(1, load.draft_cells)
+        target = costs.target.predict(rows + len(probed), load.cells) - costs.target.predict(rows, load.cells)
+        return target + costs.draft.predict(sum(candidate.behind for candidate in probed), load.draft_cells)
 
     def _wanted(self, state: RequestState) -> int:
         asked = state.request.params.speculation
@@ -178,7 +212,7 @@ class DraftPlanner:
             return None
         held, known = self._pool.draft_cells.held(_id(state)), state.history.size
         limit = min(limit, self._config.draft_n_ctx - known + 1)
-        if known - held > _CATCH_UP or limit < 1:
+        if limit < 1 or (self._costs is None and known - held > _CATCH_UP):
             return None
         return DraftRequest(_id(state), state.history.tokens, held, limit)
 
@@ -194,22 +228,45 @@ class DraftPlanner:
         """
         fills: list[DraftFill] = []
         planned, drafted = 0, drafts.model_cells
-        for state in states if self.is_on else ():
-            if not self._drafts_with_model(state) or state.history.size >= self._config.draft_n_ctx:
-                continue
+        drafting = {request.sequence_id for request in drafts.requests}
+        candidates = [state for state in states if _id(state) not in drafting] if self.is_on else []
+        for state in self._worth_filling(candidates):
             held = self._pool.draft_cells.held(_id(state))
             rows = min(state.computed - held, budget - planned)
-            if state.computed - held < _CATCH_UP or rows < 1 or not self._model_may_pay(state, len(states)):
-                continue
-            if not self._pool.make_draft_room(drafted + planned + rows):
+            if rows < 1 or not self._pool.make_draft_room(drafted + planned + rows):
                 continue
             planned += rows
             fills.append(DraftFill(_id(state), state.history.slice(held, held + rows), held))
         return fills
 
-    def _model_may_pay(self, state: RequestState, sequences: int) -> bool:
-        option = self._option(state, MODEL_DRAFTER, 0, max(self._wanted(state), 0))
-        return any(self._allocator.allocate([option] * sequences, 2**20, self._load(sequences, 0)))
+    def _worth_filling(self, states: Sequence[RequestState]) -> list[RequestState]:
+        """Sequences far behind whose draft is expected to earn back what filling its memory costs."""
+        behind = [state for state in states if self._is_far_behind(state)]
+        if not behind:
+            return []
+        sharing = [state for state in states if self._drafts_with_model(state) and self._wanted(state) > 0]
+        load = self._load(max(len(sharing), 1), 0)
+        options = [self._option(state, MODEL_DRAFTER, 0, self._wanted(state)) for state in sharing]
+        lengths = self._allocator.allocate(options, self._config.max_num_batched_tokens - len(sharing), load)
+        saving = self._allocator.saving(options, lengths, load)
+        drafting = {_id(state) for state, length in zip(sharing, lengths, strict=True) if length}
+        worth = [state for state in behind if _id(state) in drafting and self._earns_back(state, saving)]
+        for state in behind:
+            if state not in worth:
+                state.drafting.look_again_at = state.history.size + _LOOK_AGAIN
+        return worth
+
+    def _is_far_behind(self, state: RequestState) -> bool:
+        if not self._drafts_with_model(state) or state.history.size >= self._config.draft_n_ctx:
+            return False
+        missing = state.computed - self._pool.draft_cells.held(_id(state))
+        return missing >= _CATCH_UP and state.history.size >= state.drafting.look_again_at
+
+    def _earns_back(self, state: RequestState, saving: float) -> bool:
+        if self._costs is None or self._costs.draft is None:
+            return True
+        missing = state.history.size - self._pool.draft_cells.held(_id(state))
+        return saving * min(state.output_left, _HORIZON) > self._costs.draft.predict(missing)
 
     # --- learning ----------------------------------------------------------
 
@@ -222,11 +279,7 @@ class DraftPlanner:
             costs.target.observe(rows, self._pool.target_cells.used, times.target * 1e3)
             self._probe_ms += times.target * 1e3 * _PROBE_SHARE
         if times.draft > 0 and plan.draft_requests:
-            costs.learn_draft(_rows_by_depth(plan.draft_requests), self._pool.draft_cells.used, times.draft * 1e3)
-
-    def plain_ms(self, rows: int) -> float | None:
-        """What a step of `rows` rows without drafts would take; None where nothing was measured."""
-        return None if self._costs is None else self._costs.target.predict(rows, self._pool.target_cells.used)
+            costs.learn_draft(rows_by_depth(plan.draft_requests), self._pool.draft_cells.used, times.draft * 1e3)
 
     def learn(self, state: RequestState, row: DecodeRow, result: SequenceResult, delivered: int) -> None:
         """What came of a sequence's drafts; `delivered` tokens of the result were added to the request."""
@@ -239,15 +292,23 @@ class DraftPlanner:
             self._compare(state, drafting.remembered)
 
     def _compare(self, state: RequestState, remembered: RememberedProposal) -> None:
-        came = state.history.slice(remembered.at, state.history.size).tolist()
-        tokens = remembered.proposal.tokens
-        shared = shared_beginning(tokens, came)
-        if shared < min(len(tokens), len(came)) or len(came) >= len(tokens):
-            self._acceptance(state, remembered.drafter, remembered.proposal.grade).add(shared, len(tokens))
-            state.drafting.remembered = None
+        """Learn from a remembered proposal as its tokens come true, or one does not."""
+        tokens, at = remembered.proposal.tokens, remembered.at
+        acceptance = self._acceptance(state, remembered.drafter, remembered.proposal.grade)
+        while remembered.compared < len(tokens) and at + remembered.compared < state.history.size:
+            position = remembered.compared
+            is_right = state.history.token(at + position) == tokens[position]
+            acceptance.add_one(position, accepted=is_right)
+            if not is_right:
+                break
+            remembered.compared += 1
+        else:
+            if remembered.compared < len(tokens):
+                return
+        state.drafting.remembered = None
 
 
-def _rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
+def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
     """Rows of the draft model's decodes: all catch up at once, then one row for each that goes on."""
     deepest = max(request.limit for request in requests)
     first = sum(request.tokens.size - request.held for request in requests)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun.core.prompt import Tokens
-from forerun.core.step import DraftFill, DraftRequest
+from forerun.core.step import DraftFill, DraftRequest, Proposal
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 
@@ -68,14 +68,14 @@ class LlamaDrafter:
         ]
         self._feed(runs)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Greedy continuations: up to `limit` tokens for each request, fewer at the end of a turn or without room."""
         drafts = [_draft(request) for request in requests]
         live = [draft for draft in drafts if self._is_ready(draft.request)]
         while live:
             self._feed([draft.run for draft in live])
             live = [draft for draft in live if self._advance(draft)]
-        return [tuple(draft.proposals) for draft in drafts]
+        return [Proposal(tuple(draft.proposals)) for draft in drafts]
 
     def settle(self, request: DraftRequest, accepted: int) -> int:
         """Keep of a request's draft what the target confirmed: its tokens and `accepted` proposals.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -20,6 +21,7 @@ from forerun.core.step import (
     StepFailure,
     StepPlan,
     StepResult,
+    StepTimes,
     TruncateSequence,
 )
 from forerun.native.batch import Batch
@@ -44,19 +46,24 @@ class LlamaRunner:
         does not fit a batch, or that asks for drafts where there is no draft model."""
         start = perf_counter()
         try:
-            sequences, draft_held = self._perform(plan)
+            result = self._perform(plan)
         except NativeStepError as error:
             return StepResult(perf_counter() - start, failure=StepFailure(error.kind, str(error)))
         except BrokenLogitsError as error:
             return StepResult(perf_counter() - start, failure=StepFailure(FailureKind.FAILED, str(error)))
-        return StepResult(perf_counter() - start, sequences, draft_held)
+        return replace(result, elapsed=perf_counter() - start)
 
-    def _perform(self, plan: StepPlan) -> tuple[dict[int, SequenceResult], dict[int, int]]:
+    def _perform(self, plan: StepPlan) -> StepResult:
         self._apply_all(plan.operations)
         drafter = self._drafter_for(plan)
-        proposals = self._run_draft(drafter, plan) if drafter else {}
+        if drafter is not None:
+            drafter.fill(plan.draft_fills)
+        filled = perf_counter()
+        proposals = self._propose(drafter, plan) if drafter else {}
+        proposed = perf_counter()
         results = self._run_target(plan, proposals) if plan.decode or plan.prefill else {}
-        return results, self._settle_draft(drafter, plan, results) if drafter else {}
+        times = StepTimes(target=perf_counter() - proposed, draft=proposed - filled)
+        return StepResult(0.0, results, self._settle_draft(drafter, plan, results) if drafter else {}, times=times)
 
     # --- memory operations ---
 
@@ -108,11 +115,10 @@ class LlamaRunner:
         return self.drafter
 
     @staticmethod
-    def _run_draft(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+    def _propose(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, tuple[int, ...]]:
         """What the draft model proposes, by sequence id."""
-        drafter.fill(plan.draft_fills)
-        ids = [request.sequence_id for request in plan.draft_requests]
-        return dict(zip(ids, drafter.propose(plan.draft_requests), strict=True))
+        proposals = zip(plan.draft_requests, drafter.propose(plan.draft_requests), strict=True)
+        return {request.sequence_id: proposal.tokens for request, proposal in proposals}
 
     @staticmethod
     def _settle_draft(drafter: LlamaDrafter, plan: StepPlan, results: dict[int, SequenceResult]) -> dict[int, int]:

@@ -1,0 +1,97 @@
+"""The never-slower contract, simulated: the FakeRunner takes the time that measured cost curves say.
+
+Real curves (design/llama-facts.md), draft models of every quality, texts that repeat and texts that do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.core.config import SchedulerConfig
+from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.request import SamplingParams
+from forerun.core.scheduler import Scheduler
+from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary
+from tests.core.harness import Harness
+
+CPU_1B5 = CostCurve((1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128), (36, 68, 96, 124, 178, 260, 328, 329, 570, 1009, 1767))
+CPU_135M = CostCurve((1, 2, 3, 4, 8, 16, 32, 64, 128), (8, 16, 22, 27, 52, 105, 212, 329, 583))
+GPU = CostCurve((1, 8, 64, 128), (10, 10.5, 14, 20))
+DRAFT_CPU = CostCurve((1, 2, 4, 8, 16, 128), (13, 24, 44, 90, 130, 700))
+DRAFT_GPU = CostCurve((1, 8, 128), (2, 2.1, 5))
+WORDS = FakeVocabulary([bytes([97 + index % 26]) for index in range(40)], end_tokens=())
+N_CTX = 8192
+
+
+def costs(target: CostCurve, draft: CostCurve | None) -> StepCosts:
+    return StepCosts(LiveCosts(target), LiveCosts(draft) if draft else None)
+
+
+def simulate(
+    target: CostCurve,
+    draft: CostCurve | None,
+    quality: float,
+    *,
+    speculation: int,
+    streams: int,
+    copies: bool,
+    fixed: bool,
+) -> tuple[float, Harness]:
+    """Milliseconds until all are answered."""
+    config = SchedulerConfig(
+        n_ctx=N_CTX, max_num_seqs=8, speculation=speculation, draft_n_ctx=N_CTX if draft else 0, min_prefix_tokens=4096
+    )
+    drafter = FakeDrafter(N_CTX, WORDS.size, quality) if draft else None
+    harness = Harness(config, FakeRunner(N_CTX, WORDS.size, drafter=drafter, costs=costs(target, draft)), WORDS)
+    harness.scheduler = Scheduler(config, WORDS, costs=None if fixed else costs(target, draft))
+    rng = np.random.default_rng(3)
+    for index in range(streams):
+        prompt = [int(token) for token in rng.integers(0, WORDS.size, 30)]
+        bias: dict[str, Any] = {"logit_bias": {index: 100.0}} if copies else {}
+        harness.add(f"r{index}", prompt, SamplingParams(max_tokens=500, **bias))
+    spent = 0.0
+    while harness.scheduler.has_work:
+        spent += harness.step()[1].elapsed
+    harness.assert_all_right()
+    return spent * 1e3, harness
+
+
+CASES = [
+    pytest.param(target, draft, quality, id=f"{name}-{quality}")
+    for name, target, draft in (
+        ("1.5B-cpu", CPU_1B5, DRAFT_CPU),
+        ("1.5B-cpu-lookup", CPU_1B5, None),
+        ("135M-cpu-lookup", CPU_135M, None),
+        ("gpu", GPU, DRAFT_GPU),
+    )
+    for quality in (0.0, 0.5, 0.9)
+]
+
+
+@pytest.mark.parametrize("streams", [1, 8])
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize(("target", "draft", "quality"), CASES)
+def test_speculation_is_never_slower_than_none(
+    target: CostCurve, draft: CostCurve | None, quality: float, *, copies: bool, streams: int
+) -> None:
+    plain, _ = simulate(target, draft, quality, speculation=0, streams=streams, copies=copies, fixed=False)
+    spent, harness = simulate(target, draft, quality, speculation=32, streams=streams, copies=copies, fixed=False)
+    assert plain / spent >= 0.97
+    receipts = sum(harness.usage(name).saved_ms for name in harness.requests)
+    assert receipts == pytest.approx((plain - spent) * streams, rel=0.25, abs=0.03 * plain * streams)
+
+
+@pytest.mark.parametrize(("target", "draft", "quality"), CASES)
+@pytest.mark.parametrize("copies", [False, True])
+def test_it_is_as_fast_as_the_best_fixed_length(
+    target: CostCurve, draft: CostCurve | None, quality: float, *, copies: bool
+) -> None:
+    spent, _ = simulate(target, draft, quality, speculation=32, streams=1, copies=copies, fixed=False)
+    best = min(
+        simulate(target, draft, quality, speculation=length, streams=1, copies=copies, fixed=True)[0]
+        for length in (0, 1, 2, 4, 8, 16, 32)
+    )
+    assert spent <= best * 1.05
