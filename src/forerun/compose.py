@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 
 from forerun.core.config import SchedulerConfig
+from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.scheduler import Scheduler
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import physical_cores
@@ -26,8 +27,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_N_CTX = 8192
 """Without n_ctx a model gets its training context, but no more than this: KV memory is allocated at once."""
-DEFAULT_DRAFT_TOKENS = 4
-"""Drafted tokens a step with a draft model: fixed until lengths are allocated by measured gain."""
+AUTO: Final = "auto"
+"""Draft as far as measured costs and acceptance say it pays."""
+MAX_AUTO_DRAFT_TOKENS = 32
+"""Drafted tokens a step and sequence at most, however well they are accepted."""
 MAX_SEQUENCE_IDS = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 
@@ -78,8 +81,12 @@ class EngineConfig:
     """CPU threads. None: the physical cores this process may run on."""
     n_gpu_layers: int = -1
     """Layers on the GPU where llama.cpp has one; -1 all."""
-    speculation: int | None = None
-    """Drafted tokens a step and sequence at most, 0 off. None: off without `draft`, DEFAULT_DRAFT_TOKENS with it."""
+    speculation: int | Literal["auto"] | None = None
+    """"auto": drafts go where measured costs and acceptance say they pay, zero included. A number: so many drafted
+    tokens a step and sequence at most, whatever they cost; 0 off. None: "auto" with `draft`, off without.
+    """
+    recalibrate: bool = False
+    """Measure costs again, also where they are known of this model, build and machine."""
     reuse_prefixes: bool = True
     """False computes every prompt from scratch."""
     checks_integrity: bool = False
@@ -89,7 +96,8 @@ class EngineConfig:
         for name in ("model", "draft"):
             object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
-            _check(name, getattr(self, name), low, high)
+            if not (name == "speculation" and self.speculation == AUTO):
+                _check(name, getattr(self, name), low, high)
         if self.max_num_seqs > self.n_seq_max:
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
         if self.max_num_seqs > self.max_num_batched_tokens:
@@ -99,9 +107,14 @@ class EngineConfig:
     @property
     def draft_tokens(self) -> int:
         """Drafted tokens a step and sequence at most."""
-        if self.speculation is not None:
-            return self.speculation
-        return 0 if self.draft is None else DEFAULT_DRAFT_TOKENS
+        if self.drafts_by_gain:
+            return MAX_AUTO_DRAFT_TOKENS
+        return self.speculation if isinstance(self.speculation, int) else 0
+
+    @property
+    def drafts_by_gain(self) -> bool:
+        """Whether draft lengths follow measured costs."""
+        return self.speculation == AUTO or (self.speculation is None and self.draft is not None)
 
 
 def _file_name(name: str, value: object) -> str | None:
@@ -169,8 +182,9 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft.n_ctx_train)
             drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded))
         contexts = [context] if drafter is None else [context, drafter.context]
+        costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
         return EngineParts(
-            scheduler=Scheduler(_scheduler_config(config, n_ctx, draft_n_ctx), model.vocabulary),
+            scheduler=Scheduler(_scheduler_config(config, n_ctx, draft_n_ctx), model.vocabulary, costs=costs),
             runner=LlamaRunner(context, drafter),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
@@ -235,6 +249,41 @@ def _context(model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitSt
     context = LlamaContext(model, params)
     loaded.callback(context.close)
     return context
+
+
+def _costs(config: EngineConfig, contexts: Sequence[LlamaContext], progress: LoadProgress | None) -> StepCosts:
+    """What target and draft cost here: remembered, or measured now."""
+    target, *draft = [LiveCosts(cost_curve(context, config, progress)) for context in contexts]
+    return StepCosts(target, draft[0] if draft else None)
+
+
+def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
+    """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
+    paths = _checked_paths(config)
+    curves: list[tuple[Path, CostCurve]] = []
+    for path in paths:
+        with ExitStack() as loaded:
+            model = _load(path, config, loaded, progress)
+            n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
+            curves.append((path, cost_curve(_context(model, config, n_ctx, loaded), config, progress)))
+    return curves
+
+
+def cost_curve(context: LlamaContext, config: EngineConfig, progress: LoadProgress | None = None) -> CostCurve:
+    """Milliseconds by rows of one context's decodes, measured once for each model, build, machine and settings."""
+    from forerun.models.cost_cache import CostCache
+    from forerun.native.calibration import Calibration, calibration_key
+
+    cache, key = CostCache.of_user(), calibration_key(context, config.n_gpu_layers)
+    curve = None if config.recalibrate else cache.get(key)
+    if curve is None:
+        if progress is not None:
+            progress(f"measuring {context.model.path.name}", 0.0)
+        curve = Calibration(context).measure()
+        cache.put(key, curve)
+        if progress is not None:
+            progress(f"measuring {context.model.path.name}", 1.0)
+    return curve
 
 
 def _interrupt(contexts: Sequence[LlamaContext]) -> None:

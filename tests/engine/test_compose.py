@@ -55,10 +55,11 @@ def test_an_unknown_option_is_not_dropped_in_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "speculation", "tokens"), [(None, None, 0), ("d", None, 4), ("d", 0, 0), (None, 3, 3)]
+    ("draft", "speculation", "tokens"),
+    [(None, None, 0), ("d", None, 32), (None, "auto", 32), ("d", 0, 0), (None, 3, 3)],
 )
 def test_drafting_is_off_without_a_draft_model_unless_asked_for(
-    draft: str | None, speculation: int | None, tokens: int
+    draft: str | None, speculation: Any, tokens: int
 ) -> None:
     assert EngineConfig(model="m", draft=draft, speculation=speculation).draft_tokens == tokens
 

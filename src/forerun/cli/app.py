@@ -42,6 +42,14 @@ Examples:
 _FLAG = ""
 """Shown after a flag, where typer would write `<bool>` as if a value were wanted."""
 
+_CALIBRATE_EXAMPLES = """
+Examples:
+
+    forerun calibrate smollm2
+
+    forerun calibrate large.gguf --draft small.gguf --threads 4
+"""
+
 System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", metavar=_FLAG, help="Progress and llama.cpp's log on standard error.")
@@ -94,3 +102,16 @@ def chat(model: ModelOptions, sampling: SamplingOptions, *, system: System = Non
     from forerun.cli.chat import chat as run_chat
 
     run_chat(model, sampling, system=system, verbose=verbose)
+
+
+@app.command(epilog=_CALIBRATE_EXAMPLES)
+@takes_groups
+@ends_well
+def calibrate(model: ModelOptions, *, verbose: Verbose = False) -> None:
+    """Measure what decodes cost on this machine, by rows: what automatic speculation goes by.
+
+    Measured anew each time, and kept for later runs.
+    """
+    from forerun.cli.calibrate import show_costs
+
+    show_costs(model, verbose=verbose)

@@ -23,6 +23,9 @@ def figures(usages: Sequence[Usage], seconds: float) -> str:
     drafted = sum(usage.drafted_tokens for usage in usages)
     if drafted:
         parts.append(f"{sum(usage.accepted_tokens for usage in usages)} of {drafted} drafts accepted")
+    saved = sum(usage.saved_ms for usage in usages)
+    if saved:
+        parts.append(f"{abs(saved):.0f} ms {'saved' if saved > 0 else 'lost'} by drafting")
     return ", ".join(parts)
 
 

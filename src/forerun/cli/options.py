@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,11 +16,13 @@ _model = functools.partial(typer.Option, rich_help_panel="Model and memory")
 _sampling = functools.partial(typer.Option, rich_help_panel="Sampling")
 
 
-def _off_or_number(text: str) -> int:
+def _speculation(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
     if text == "off":
         return 0
     if not text.isdecimal():
-        raise typer.BadParameter(f"'off' or a whole number, got {text!r}")
+        raise typer.BadParameter(f"'auto', 'off' or a whole number, got {text!r}")
     return int(text)
 
 
@@ -44,11 +46,12 @@ class ModelOptions:
         _model(help="A smaller model with the same vocabulary that drafts ahead."),
     ] = None
     speculation: Annotated[
-        int | None,
+        Any,
         _model(
-            parser=_off_or_number,
-            metavar="off|N",
-            help="At most N drafted tokens a step. Default: off without --draft.",
+            parser=_speculation,
+            metavar="auto|off|N",
+            help="auto: draft as far as it pays by measured costs; N: at most N tokens a step, whatever they cost. "
+            "Default: auto with --draft, else off.",
         ),
     ] = None
     n_ctx: Annotated[
@@ -57,6 +60,9 @@ class ModelOptions:
     ] = None
     threads: Annotated[int | None, _model(help="CPU threads. Default: the physical cores.")] = None
     n_gpu_layers: Annotated[int, _model("--n-gpu-layers", help="Layers on the GPU; -1 for all.")] = -1
+    calibrate: Annotated[
+        bool, _model("--calibrate", metavar="", help="Measure what decodes cost here again (auto speculation).")
+    ] = False
 
     def config(self) -> EngineConfig:
         return EngineConfig(
@@ -66,6 +72,7 @@ class ModelOptions:
             n_ctx=self.n_ctx,
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
+            recalibrate=self.calibrate,
         )
 
 

@@ -1,0 +1,40 @@
+"""`forerun calibrate`: cost curves as a table and bars."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rich.console import Console
+from rich.table import Table
+
+from forerun.cli.options import ModelOptions
+from forerun.cli.terminal import Terminal
+from forerun.compose import calibrate
+from forerun.core.costs import CostCurve
+
+_BAR = 40
+
+
+def show_costs(options: ModelOptions, *, verbose: bool) -> None:
+    """Measure and print."""
+    terminal = Terminal(verbose=verbose)
+    config = dataclasses.replace(options.config(), recalibrate=True)
+    with terminal.waiting("measuring"):
+        curves = calibrate(config)
+    console = Console(highlight=False)
+    for path, curve in curves:
+        console.print(cost_table(path.name, curve))
+
+
+def cost_table(title: str, curve: CostCurve) -> Table:
+    """One curve. The bars show what a row costs, the first row as long as the table allows."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.caption = f"{curve.ms_per_row_kilocell:.2f} ms more a row for every 1,000 used cells"
+    for heading in ("rows", "ms", "ms a row"):
+        table.add_column(heading, justify="right")
+    table.add_column("a row costs")
+    dearest = max(ms / rows for rows, ms in zip(curve.rows, curve.ms, strict=True))
+    for rows, ms in zip(curve.rows, curve.ms, strict=True):
+        each = ms / rows
+        table.add_row(str(rows), f"{ms:.1f}", f"{each:.2f}", "█" * max(1, round(_BAR * each / dearest)))
+    return table
