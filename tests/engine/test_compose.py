@@ -107,6 +107,7 @@ def test_a_draft_with_little_room_drafts_less_and_changes_no_answer(
     options: dict[str, Any] = {
         "draft": str(tiny_medium_draft_path),
         "draft_n_ctx": draft_n_ctx,
+        "speculation": 4,
         "n_ctx": 256,
         "n_threads": 1,
     }
