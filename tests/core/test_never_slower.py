@@ -22,9 +22,9 @@ CPU_135M = CostCurve((1, 2, 3, 4, 8, 16, 32, 64, 128), (8, 16, 22, 27, 52, 105, 
 GPU = CostCurve((1, 8, 64, 128), (10, 10.5, 14, 20))
 DRAFT_CPU = CostCurve((1, 2, 4, 8, 16, 128), (13, 24, 44, 90, 130, 700))
 DRAFT_GPU = CostCurve((1, 8, 128), (2, 2.1, 5))
-WORDS = FakeVocabulary([bytes([97 + index % 26]) for index in range(40)], end_tokens=())
+WORDS = FakeVocabulary([bytes([97 + index % 26]) for index in range(16)], end_tokens=())
 N_CTX = 8192
-TOKENS = 200
+TOKENS = 300
 """An answer's length; a lone copy is longer, so that learning what it is weighs little."""
 
 

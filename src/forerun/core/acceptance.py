@@ -13,7 +13,7 @@ from forerun.core.step import Proposal
 POSITIONS = 16
 """Later positions share the last one's record."""
 _FIRST_GUESS = 0.5
-_SHARED_TRUST = 8.0
+_SHARED_TRUST = 5.0
 """A drafter's first guess counts like this many trials."""
 _REQUEST_TRUST = 4.0
 """What all requests taught counts like this many of a request's own trials."""

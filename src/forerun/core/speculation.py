@@ -28,7 +28,7 @@ from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Propo
 MODEL_DRAFTER = "draft"
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
-_MODEL_GUESS = 0.7
+_MODEL_GUESS = 0.6
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""
 _FIRST_PROBES = 3.0
