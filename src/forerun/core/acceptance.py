@@ -65,6 +65,10 @@ class DrafterRecord:
             rates.append(rate)
         return rates
 
+    def first_rate(self) -> float:
+        """The first of `rates`."""
+        return self._record.blend(0, self._first_guess, _SHARED_TRUST)
+
     def add(self, position: int, *, accepted: bool) -> None:
         self._record.add(position, accepted=accepted)
 
@@ -91,6 +95,10 @@ class Acceptance:
             shift = rate - shared
             rates.append(rate)
         return rates
+
+    def first_rate(self) -> float:
+        """The first of `rates`."""
+        return self._record.blend(0, self._shared.first_rate(), _REQUEST_TRUST)
 
     def chances(self, length: int) -> list[float]:
         """Probability that a block of `length` is accepted up to and including each position."""
@@ -127,7 +135,7 @@ class RememberedProposal:
 class RequestDrafting:
     """What speculation did for one request, and what it learned from it."""
 
-    __slots__ = ("acceptance", "by_drafter", "look_again_at", "plain_ms", "remembered", "saved_ms")
+    __slots__ = ("acceptance", "by_drafter", "look_again_at", "look_up_at", "plain_ms", "remembered", "saved_ms")
 
     def __init__(self) -> None:
         self.acceptance: dict[tuple[str, int], Acceptance] = {}
@@ -137,6 +145,8 @@ class RequestDrafting:
         """Drafted and accepted tokens of each drafter."""
         self.look_again_at = 0
         """Known tokens from which on it is asked again whether filling the draft's memory pays."""
+        self.look_up_at = 0
+        """Known tokens from which on the next lookup is due."""
         self.plain_ms = 0.0
         """What the tokens so far would have taken at the measured plain rate."""
         self.saved_ms = 0.0

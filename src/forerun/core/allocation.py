@@ -63,6 +63,10 @@ class DraftAllocator(Protocol):
         """Milliseconds that drafting so is expected to save for each token that comes out."""
         ...
 
+    def least_chance(self, sequences: int) -> float:
+        """No option whose first token is less likely gets rows beside `sequences` sequences: it need not be offered."""
+        ...
+
 
 class FixedDraftAllocator:
     """Everyone drafts up to one maximum, whatever it costs; when rows run short, all get the same share."""
@@ -80,6 +84,10 @@ class FixedDraftAllocator:
         del options, load
         return math.inf if any(lengths) else 0.0
 
+    def least_chance(self, sequences: int) -> float:
+        del sequences
+        return 0.0
+
 
 class GainAllocator:
     """Allocates by expected gain from measured costs of target and draft."""
@@ -88,6 +96,22 @@ class GainAllocator:
         self._target = target
         self._draft = draft
         self._margin = margin
+        self._least: dict[int, float] = {}
+        self._asked = 0
+
+    def least_chance(self, sequences: int) -> float:
+        """The break-even of a first token if all behind it were certain; worked out again now and then."""
+        self._asked += 1
+        if self._asked % _REFRESH == 0:
+            self._least.clear()
+        least = self._least.get(sequences)
+        if least is None:
+            plain = self._target.predict(sequences)
+            needed = [
+                sequences * (self._margin * self._target.predict(sequences + m) / plain - 1) / m for m in _LENGTHS
+            ]
+            least = self._least[sequences] = min(needed)
+        return least
 
     def allocate(self, options: Sequence[DraftOption], spare_rows: int, load: StepLoad) -> list[int]:
         """How many tokens each option drafts.
@@ -158,6 +182,10 @@ class GainAllocator:
         return plain_ms / load.sequences - (plain_ms + float(extra)) / (load.sequences + expected)
 
 
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Draft lengths that the break-even is worked out for."""
+_REFRESH = 64
+"""After so many questions the break-even is worked out again: costs move slowly."""
 _HOPELESS = 0.02
 """Tokens less likely than this are not looked at."""
 _Indexes: TypeAlias = NDArray[np.intp]

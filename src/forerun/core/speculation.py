@@ -29,6 +29,8 @@ MODEL_DRAFTER = "draft"
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
 _MODEL_GUESS = 0.6
+_LOOKUP_GUESSES = (0.2, 0.2, 0.2, 0.35, 0.6, 0.8)
+"""First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""
 _FIRST_PROBES = 3.0
@@ -37,6 +39,9 @@ _HORIZON = 200
 """A draft memory is filled where that pays within so many tokens: nobody knows when an answer ends."""
 _MOST_LOST = 0.02
 """Share of a sequence's plain time that drafting may cost it, its own or others': nobody is slowed down for others."""
+_REST = 4
+"""A lookup that was of no use is repeated so many tokens later: free prose need not pay for one a token."""
+_NOTHING = Proposal()
 _LOOK_AGAIN = 32
 """Whether filling pays is looked at again after so many tokens."""
 
@@ -96,6 +101,7 @@ class DraftPlanner:
         self._allocator = allocator
         self._lookup = lookup
         self._costs = costs
+        self._rest = _REST if costs else 1
         self._records: dict[tuple[str, int], DrafterRecord] = {}
         self._first_loss_ms = costs.target.predict(1) * _FIRST_PROBES if costs else 0.0
         self._probe_ms = self._first_loss_ms
@@ -109,10 +115,10 @@ class DraftPlanner:
     def plan(self, ready: Sequence[RequestState], spare_rows: int, other_rows: int = 0) -> Drafts:
         """Drafts for the sequences about to decode one token, in at most `spare_rows` rows together."""
         drafts = Drafts()
-        candidates = self._candidates(ready) if self.is_on else []
+        load = self._load(len(ready), other_rows)
+        candidates = self._candidates(ready, load) if self.is_on and ready else []
         if not candidates:
             return drafts
-        load = self._load(len(ready), other_rows)
         prompt = [candidate for candidate in candidates if candidate.behind <= _CATCH_UP]
         others = {_id(state): self._allowance(state) for state in ready}
         for candidate in prompt:
@@ -133,21 +139,49 @@ class DraftPlanner:
         drafting = state.drafting
         return drafting.saved_ms + _MOST_LOST * drafting.plain_ms + self._first_loss_ms
 
-    def _candidates(self, ready: Sequence[RequestState]) -> list[_Candidate]:
-        """What each sequence could draft: a lookup where it finds something as sure as the model, else the model."""
+    def _candidates(self, ready: Sequence[RequestState], load: StepLoad) -> list[_Candidate]:
+        """What the sequences could draft, those left out that find nothing worth a row."""
         drafting = [(state, wanted) for state in ready if (wanted := self._wanted(state)) > 0]
-        asked = [DraftRequest(_id(state), state.history.tokens, 0, wanted) for state, wanted in drafting]
+        found = self._look_up(drafting)
+        least = self._allocator.least_chance(load.sequences) if not load.other_rows else 0.0
         candidates: list[_Candidate] = []
-        for (state, wanted), proposal in zip(drafting, self._lookup.propose(asked), strict=True):
-            request = self._model_request(state, wanted)
-            lookup = self._option(state, self._lookup.name, proposal.grade, len(proposal.tokens))
-            model = self._option(state, MODEL_DRAFTER, 0, request.limit if request else 0)
-            is_behind = request is not None and request.tokens.size - request.held > _CATCH_UP
-            if proposal.tokens and (request is None or is_behind or lookup.chances[0] >= model.chances[0]):
-                candidates.append(_Candidate(state, lookup, proposal=proposal))
-            elif request is not None:
-                candidates.append(_Candidate(state, model, request=request))
+        for state, wanted in drafting:
+            proposal = found.get(_id(state), _NOTHING)
+            candidate = self._candidate(state, proposal, self._model_request(state, wanted), least)
+            if candidate is not None:
+                candidates.append(candidate)
+            if _id(state) in found and (candidate is None or candidate.proposal is None):
+                state.drafting.look_up_at = state.history.size + self._rest
         return candidates
+
+    def _look_up(self, drafting: Sequence[tuple[RequestState, int]]) -> dict[int, Proposal]:
+        """Proposals for the sequences whose last lookup was of use, or is some tokens ago."""
+        asked = [
+            DraftRequest(_id(state), state.history.tokens, 0, wanted)
+            for state, wanted in drafting
+            if state.history.size >= state.drafting.look_up_at
+        ]
+        proposals = self._lookup.propose(asked) if asked else []
+        return {request.sequence_id: proposal for request, proposal in zip(asked, proposals, strict=True)}
+
+    def _candidate(
+        self, state: RequestState, proposal: Proposal, request: DraftRequest | None, least: float
+    ) -> _Candidate | None:
+        """The lookup where it is as sure as the model, else the model, where there is one."""
+        if proposal.tokens:
+            rate = self._acceptance(state, self._lookup.name, proposal.grade).first_rate()
+            is_model_better = (
+                request is not None
+                and request.tokens.size - request.held <= _CATCH_UP
+                and rate < self._acceptance(state, MODEL_DRAFTER, 0).first_rate()
+            )
+            if not is_model_better and rate >= least:
+                option = self._option(state, self._lookup.name, proposal.grade, len(proposal.tokens))
+                return _Candidate(state, option, proposal=proposal)
+            state.drafting.remember(self._lookup.name, proposal, state.history.size)
+        if request is None:
+            return None
+        return _Candidate(state, self._option(state, MODEL_DRAFTER, 0, request.limit), request=request)
 
     def _option(self, state: RequestState, drafter: str, grade: int, length: int) -> DraftOption:
         chances = self._acceptance(state, drafter, grade).chances(length) if length else []
@@ -157,8 +191,7 @@ class DraftPlanner:
         key = (drafter, grade)
         known = state.drafting.acceptance.get(key)
         if known is None:
-            # A lookup's first guess grows with its grade: long matches are nearly always copies.
-            guess = _MODEL_GUESS if drafter == MODEL_DRAFTER else min(0.1 + 0.15 * grade, 0.9)
+            guess = _MODEL_GUESS if drafter == MODEL_DRAFTER else _LOOKUP_GUESSES[min(grade, len(_LOOKUP_GUESSES) - 1)]
             shared = self._records.setdefault(key, DrafterRecord(guess))
             known = state.drafting.acceptance[key] = Acceptance(shared)
         return known
