@@ -24,11 +24,11 @@ _SETTINGS: dict[str, Any] = {"off": 0, "auto": "auto", "fixed 2": 2, "fixed 4": 
 
 _TEXT = (
     "The lighthouse stands on a narrow point of rock about two miles north of the harbour. It was built in 1871 by a "
-    "company from the mainland and has been kept by the same family ever since. Every evening at dusk the keeper climbs "
-    "the one hundred and twelve steps to the lantern room, trims the wick, winds the clockwork and opens the shutters. "
-    "On clear nights the beam can be seen from the hills behind the town, and on foggy ones the bell is rung by hand "
-    "every half minute. The oldest of the keepers, who is now ninety-one, says that the sea has not been the same since "
-    "the new breakwater came."
+    "company from the mainland and has been kept by the same family ever since. Every evening at dusk the keeper "
+    "climbs the one hundred and twelve steps to the lantern room, trims the wick, winds the clockwork and opens the "
+    "shutters. On clear nights the beam can be seen from the hills behind the town, and on foggy ones the bell is rung "
+    "by hand every half minute. The oldest of the keepers, who is now ninety-one, says that the sea has not been the "
+    "same since the new breakwater came."
 )
 
 WORKLOADS = {

@@ -53,7 +53,9 @@ def simulate(
     for index in range(streams):
         prompt = [int(token) for token in rng.integers(0, WORDS.size, 30)]
         bias: dict[str, Any] = {"logit_bias": {index: 100.0}} if copies else {}
-        harness.add(f"r{index}", prompt, SamplingParams(max_tokens=TOKENS * (3 if copies and streams == 1 else 1), **bias))
+        harness.add(
+            f"r{index}", prompt, SamplingParams(max_tokens=TOKENS * (3 if copies and streams == 1 else 1), **bias)
+        )
     spent = 0.0
     while harness.scheduler.has_work:
         spent += harness.step()[1].elapsed
