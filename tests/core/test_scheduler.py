@@ -509,6 +509,19 @@ def test_a_request_whose_steps_always_fail_ends_alone() -> None:
     assert harness.scheduler.pool.free_ids + harness.scheduler.pool.idle_ids == 32
 
 
+def test_a_request_whose_drafts_fail_goes_on_without_them() -> None:
+    harness = speculative(1.0, 4)
+    harness.runner.faults = lambda plan: (
+        StepFailure(FailureKind.FAILED, "drafts break it") if plan.draft_requests else None
+    )
+    for index in range(3):
+        harness.add(f"r{index}", random_tokens(20, seed=index), SamplingParams(max_tokens=30))
+    harness.run()
+    harness.assert_all_right()
+    failed = sum(bool(plan.draft_requests) for plan in harness.plans)
+    assert failed <= 3, "no request drafts again after a failed step"
+
+
 def test_a_memory_that_refuses_to_truncate_is_never_answered_from() -> None:
     harness = Harness(config(), FakeRunner(4096, VOCABULARY.size, can_truncate=False))
     prompt = random_tokens(40, seed=0)

@@ -135,7 +135,16 @@ class RememberedProposal:
 class RequestDrafting:
     """What speculation did for one request, and what it learned from it."""
 
-    __slots__ = ("acceptance", "by_drafter", "look_again_at", "look_up_at", "plain_ms", "remembered", "saved_ms")
+    __slots__ = (
+        "acceptance",
+        "by_drafter",
+        "is_off",
+        "look_again_at",
+        "look_up_at",
+        "plain_ms",
+        "remembered",
+        "saved_ms",
+    )
 
     def __init__(self) -> None:
         self.acceptance: dict[tuple[str, int], Acceptance] = {}
@@ -143,6 +152,8 @@ class RequestDrafting:
         self.remembered: RememberedProposal | None = None
         self.by_drafter: dict[str, tuple[int, int]] = {}
         """Drafted and accepted tokens of each drafter."""
+        self.is_off = False
+        """A step with this request in it failed: it goes on without drafts, in case they are why."""
         self.look_again_at = 0
         """Known tokens from which on it is asked again whether filling the draft's memory pays."""
         self.look_up_at = 0

@@ -429,7 +429,7 @@ class Scheduler:
             self._forget_memory(state)
             self._waiting.appendleft(state)
         for state in suspects:
-            state.is_suspect = True
+            state.is_suspect = state.drafting.is_off = True
         if culprit is None:
             return []
         error = StepFailedError(f"{failure.kind.value}: {failure.message}")

@@ -236,6 +236,8 @@ class DraftPlanner:
         return target + costs.draft.predict(sum(candidate.behind for candidate in probed), load.draft_cells)
 
     def _wanted(self, state: RequestState) -> int:
+        if state.drafting.is_off:
+            return 0
         asked = state.request.params.speculation
         most = self._config.speculation if asked is None else min(asked, self._config.speculation)
         return min(most, state.output_left - 1, self._config.n_ctx - state.computed - 1)
@@ -251,8 +253,8 @@ class DraftPlanner:
 
     def _drafts_with_model(self, state: RequestState) -> bool:
         """Media prompts draft by lookup only: the draft model has not seen the media."""
-        asked = state.request.params.speculation
-        return self._config.draft_n_ctx > 0 and not state.has_media and (asked is None or asked > 0)
+        may_draft = state.request.params.speculation != 0 and not state.drafting.is_off
+        return may_draft and self._config.draft_n_ctx > 0 and not state.has_media
 
     def fills(self, states: Sequence[RequestState], budget: int, drafts: Drafts) -> list[DraftFill]:
         """Text for the draft model to run through, where it is too far behind to catch up while drafting.
