@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,7 +280,10 @@ def cost_curve(context: LlamaContext, config: EngineConfig, progress: LoadProgre
     if curve is None:
         if progress is not None:
             progress(f"measuring {context.model.path.name}", 0.0)
-        curve = Calibration(context).measure()
+        # On a thread that ends: what llama.cpp's OpenMP keeps for a thread that decoded once makes the engine's own
+        # threads spin too little for as long as it is there (decision 4).
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            curve = thread.submit(Calibration(context).measure).result()
         cache.put(key, curve)
         if progress is not None:
             progress(f"measuring {context.model.path.name}", 1.0)

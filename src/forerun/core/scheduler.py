@@ -163,9 +163,10 @@ class Scheduler:
             self._preempt_youngest()
             states = self._in_this_step()
             ready = self._ready(states)
-        drafts = self._plan_drafts(ready, [state for state in states if not _is_ready(state)])
+        others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
+        drafts = self._plan_drafts(ready, others)
         decode_rows = self._within_free_cells(drafts, len(ready))
-        prefill = self._plan_prefill([state for state in states if not _is_ready(state)], decode_rows)
+        prefill = self._plan_prefill(others, decode_rows)
         fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready)), drafts)
         decode = tuple([self._decode_row(state, drafts) for state in ready])
         return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
@@ -190,9 +191,11 @@ class Scheduler:
 
     def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
         """Rows of decode and drafts together; drafts that would find no cells are dropped."""
-        if drafts.rows and not self.pool.make_room(ready + drafts.rows):
-            drafts.clear()
-        return ready + drafts.rows
+        rows = drafts.rows
+        if not rows or self.pool.make_room(ready + rows):
+            return ready + rows
+        drafts.clear()
+        return ready
 
     def _decode_row(self, state: RequestState, drafts: Drafts) -> DecodeRow:
         sequence_id = _sequence(state).id

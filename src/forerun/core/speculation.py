@@ -58,6 +58,8 @@ class Drafts:
     @property
     def rows(self) -> int:
         """Target rows the drafts may take."""
+        if not (self.proposed or self.requests):
+            return 0
         return sum(len(p.tokens) for p in self.proposed.values()) + sum(request.limit for request in self.requests)
 
     @property
@@ -115,8 +117,10 @@ class DraftPlanner:
     def plan(self, ready: Sequence[RequestState], spare_rows: int, other_rows: int = 0) -> Drafts:
         """Drafts for the sequences about to decode one token, in at most `spare_rows` rows together."""
         drafts = Drafts()
+        if not (self.is_on and ready):
+            return drafts
         load = self._load(len(ready), other_rows)
-        candidates = self._candidates(ready, load) if self.is_on and ready else []
+        candidates = self._candidates(ready, load)
         if not candidates:
             return drafts
         prompt = [candidate for candidate in candidates if candidate.behind <= _CATCH_UP]
@@ -262,9 +266,11 @@ class DraftPlanner:
         Only where drafting with it is expected to pay. The cells that the step's own drafts may take are left to them.
         """
         fills: list[DraftFill] = []
+        if not (self.is_on and self._config.draft_n_ctx):
+            return fills
         planned, drafted = 0, drafts.model_cells
         drafting = {request.sequence_id for request in drafts.requests}
-        candidates = [state for state in states if _id(state) not in drafting] if self.is_on else []
+        candidates = [state for state in states if _id(state) not in drafting]
         for state in self._worth_filling(candidates):
             held = self._pool.draft_cells.held(_id(state))
             rows = min(state.computed - held, budget - planned)

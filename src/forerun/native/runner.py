@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -46,14 +45,13 @@ class LlamaRunner:
         does not fit a batch, or that asks for drafts where there is no draft model."""
         start = perf_counter()
         try:
-            result = self._perform(plan)
+            return self._perform(plan, start)
         except NativeStepError as error:
             return StepResult(perf_counter() - start, failure=StepFailure(error.kind, str(error)))
         except BrokenLogitsError as error:
             return StepResult(perf_counter() - start, failure=StepFailure(FailureKind.FAILED, str(error)))
-        return replace(result, elapsed=perf_counter() - start)
 
-    def _perform(self, plan: StepPlan) -> StepResult:
+    def _perform(self, plan: StepPlan, start: float) -> StepResult:
         self._apply_all(plan.operations)
         drafter = self._drafter_for(plan)
         if drafter is not None:
@@ -62,8 +60,9 @@ class LlamaRunner:
         proposals = self._propose(drafter, plan) if drafter else {}
         proposed = perf_counter()
         results = self._run_target(plan, proposals) if plan.decode or plan.prefill else {}
-        times = StepTimes(target=perf_counter() - proposed, draft=proposed - filled)
-        return StepResult(0.0, results, self._settle_draft(drafter, plan, results) if drafter else {}, times=times)
+        draft_held = self._settle_draft(drafter, plan, results) if drafter else {}
+        end = perf_counter()
+        return StepResult(end - start, results, draft_held, times=StepTimes(end - proposed, proposed - filled))
 
     # --- memory operations ---
 
