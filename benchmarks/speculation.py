@@ -6,17 +6,13 @@ the environment: FORERUN_TARGET and FORERUN_DRAFT; without it SmolLM2 drafts by 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
+from benchmarks.engine_process import Answer, EngineProcess
 from benchmarks.report import spread
-from forerun.compose import Engine
-from forerun.core.request import SamplingParams, Usage
+from forerun.core.request import SamplingParams
 
 _TOKENS = 160
 _ROUNDS = 5
@@ -40,61 +36,6 @@ WORKLOADS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Seconds an answer took from its first token on, and what it used."""
-
-    decode: float
-    tokens: int
-    usage: Usage
-
-
-class EngineProcess:
-    """An engine in a child process, asleep between answers."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(options, theirs), daemon=True)
-        self._process.start()
-        self._connection.recv()
-
-    def answer(self, prompt: str) -> Run:
-        self._connection.send(prompt)
-        run = self._connection.recv()
-        assert isinstance(run, Run)
-        return run
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-        self._process.join()
-
-
-def _serve(options: dict[str, Any], connection: Connection) -> None:
-    with Engine.load(**options) as engine:
-        connection.send("ready")
-        while True:
-            try:
-                prompt = connection.recv()
-            except EOFError:
-                return
-            connection.send(_answer(engine, prompt))
-
-
-def _answer(engine: Engine, prompt: str) -> Run:
-    tokens, first = 0, 0.0
-    usage: Usage | None = None
-    for output in engine.stream(prompt, SamplingParams(max_tokens=_TOKENS, ignore_eos=True)):
-        first = first or time.perf_counter()
-        tokens += len(output.token_ids)
-        usage = output.usage
-    assert usage is not None
-    return Run(time.perf_counter() - first, tokens, usage)
-
-
 def run() -> dict[str, object]:
     """Speed against off (1.0 = off), by workload and setting: medians over rounds of paired ratios."""
     target, draft = os.environ.get("FORERUN_TARGET", "smollm2"), os.environ.get("FORERUN_DRAFT")
@@ -112,25 +53,21 @@ def run() -> dict[str, object]:
     return figures
 
 
-def _interleaved(engines: dict[str, EngineProcess], prompts: list[str]) -> dict[str, list[Run]]:
-    runs: dict[str, list[Run]] = {name: [] for name in engines}
+def _interleaved(engines: dict[str, EngineProcess], prompts: list[str]) -> dict[str, list[Answer]]:
+    params = SamplingParams(max_tokens=_TOKENS, ignore_eos=True)
+    runs: dict[str, list[Answer]] = {name: [] for name in engines}
     for index, prompt in enumerate(prompts):
         order = list(engines) if index % 2 else list(engines)[::-1]
         for name in order:
-            runs[name].append(engines[name].answer(prompt))
+            runs[name].append(engines[name].answer(prompt, params))
     return runs
 
 
-def _figures(workload: str, name: str, runs: dict[str, list[Run]]) -> dict[str, object]:
-    ratios = [_rate(own) / _rate(off) for own, off in zip(runs[name], runs["off"], strict=True)]
+def _figures(workload: str, name: str, runs: dict[str, list[Answer]]) -> dict[str, object]:
+    ratios = [own.rate / off.rate for own, off in zip(runs[name], runs["off"], strict=True)]
     last = runs[name][-1].usage
     figures: dict[str, object] = {f"{workload} {name}: speed against off": spread(ratios)}
     if name == "off":
-        return {f"{workload} off: ms a token": spread([1e3 / _rate(run) for run in runs[name]])}
+        return {f"{workload} off: ms a token": spread([1e3 / run.rate for run in runs[name]])}
     figures[f"{workload} {name}: accepted of drafted (last)"] = f"{last.accepted_tokens} of {last.drafted_tokens}"
     return figures
-
-
-def _rate(run: Run) -> float:
-    """Tokens a second after the first."""
-    return (run.tokens - 1) / run.decode
