@@ -172,3 +172,9 @@ class RequestState:
     def __repr__(self) -> str:
         where = f"sequence {self.sequence.id}" if self.sequence else "waiting"
         return f"RequestState({self.request.id}: {where}, {self.computed} of {self.history.size} computed)"
+
+
+def sequence_of(state: RequestState) -> Sequence:
+    """The sequence a running request owns."""
+    assert state.sequence is not None, f"{state!r} is not running"
+    return state.sequence

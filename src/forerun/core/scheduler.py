@@ -9,19 +9,19 @@ Pure: time comes in with `schedule` and in results, randomness with the request'
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from forerun.core.admission import Admission
 from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.drafting import NgramDrafter
 from forerun.core.planner import BatchPlanner, PrefillDemand
-from forerun.core.pool import PrefixMatch, Sequence, SequencePool
+from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
 from forerun.core.request import FinishReason, OutputDelta, Request
-from forerun.core.running import RequestState
+from forerun.core.running import RequestState, sequence_of
 from forerun.core.speculation import DraftPlanner, Drafts
 from forerun.core.step import (
     DecodeRow,
@@ -37,9 +37,6 @@ from forerun.core.step import (
     Vocabulary,
 )
 from forerun.errors import InvalidRequestError, StepFailedError
-
-_MIN_SHARED_WAIT = 8
-"""A request waits for a prefix that is being computed where that saves at least this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +84,9 @@ class Scheduler:
             costs,
         )
         self._requests: dict[str, RequestState] = {}
-        self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}
         """By sequence id, in order of admission: the oldest first."""
-        self._blocked: RequestState | None = None
-        """Did not fit, and nothing was given back since: no need to look again, and nobody behind it passes."""
+        self._admission = Admission(config, self.pool, self._running)
 
     # --- requests ----------------------------------------------------------
 
@@ -100,14 +95,14 @@ class Scheduler:
         self._check(request)
         state = RequestState(request, self._vocabulary, self.config.n_ctx)
         self._requests[request.id] = state
-        self._waiting.append(state)
+        self._admission.append(state)
 
     def _check(self, request: Request) -> None:
         prompt, n_ctx = request.prompt, self.config.n_ctx
         if request.id in self._requests:
             raise InvalidRequestError("id", f"request {request.id!r} is already running")
-        if len(self._waiting) >= self.config.max_queue:
-            raise InvalidRequestError("queue", f"{len(self._waiting)} requests wait already; try again later")
+        if len(self._admission) >= self.config.max_queue:
+            raise InvalidRequestError("queue", f"{len(self._admission)} requests wait already; try again later")
         if not prompt.logical_tokens:
             raise InvalidRequestError("prompt", "is empty; it needs at least one token")
         if prompt.logical_tokens > n_ctx:
@@ -141,14 +136,16 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         cells = self.pool.target_cells
-        return SchedulerStats(len(self._running), len(self._waiting), self.pool.idle_ids, cells.used, self.config.n_ctx)
+        return SchedulerStats(
+            len(self._running), len(self._admission), self.pool.idle_ids, cells.used, self.config.n_ctx
+        )
 
     # --- deciding a step ----------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
         """The next step. Empty when there is nothing to do."""
         self.pool.retry_quarantined()
-        self._admit_waiting(now)
+        self._admission.admit(now)
         plan = self._plan_rows(now)
         while not (plan.decode or plan.prefill) and len(self._running) > 1:
             self._preempt_youngest()
@@ -198,7 +195,7 @@ class Scheduler:
         return ready
 
     def _decode_row(self, state: RequestState, drafts: Drafts) -> DecodeRow:
-        sequence_id = _sequence(state).id
+        sequence_id = sequence_of(state).id
         found = drafts.proposed.get(sequence_id, _NOTHING) if drafts.proposed else _NOTHING
         position, left = state.native_position(state.computed), state.output_left
         return DecodeRow(sequence_id, state.history.last, position, state.sampling, left, found.tokens, found.grade)
@@ -221,8 +218,8 @@ class Scheduler:
     def _demand(state: RequestState) -> PrefillDemand:
         media = state.next_media()
         if media is not None:
-            return PrefillDemand(_sequence(state).id, media.logical_tokens, whole=True)
-        return PrefillDemand(_sequence(state).id, state.text_run_end() - state.computed)
+            return PrefillDemand(sequence_of(state).id, media.logical_tokens, whole=True)
+        return PrefillDemand(sequence_of(state).id, state.text_run_end() - state.computed)
 
     @staticmethod
     def _prefill_rows(state: RequestState, rows: int) -> PrefillRows | MediaRows:
@@ -231,108 +228,15 @@ class Scheduler:
         sampling = state.sampling if end == state.history.size else None
         media = state.next_media()
         if media is not None:
-            return MediaRows(_sequence(state).id, media, position, sampling)
-        return PrefillRows(_sequence(state).id, state.history.slice(state.computed, end), position, sampling)
+            return MediaRows(sequence_of(state).id, media, position, sampling)
+        return PrefillRows(sequence_of(state).id, state.history.slice(state.computed, end), position, sampling)
 
     def _preempt_youngest(self) -> None:
         """Give up the cells of the request admitted last; it goes on later, from its tokens, exactly where it was."""
         sequence_id = next(reversed(self._running))
         state = self._running.pop(sequence_id)
         self._release(state)
-        self._waiting.appendleft(state)
-
-    # --- admission ----------------------------------------------------------
-
-    def _admit_waiting(self, now: float) -> None:
-        if not self._waiting or any(state.is_suspect for state in self._running.values()):
-            return
-        passed_over: list[RequestState] = []
-        while self._waiting and self._waiting[0] is not self._blocked and len(self._running) < self.config.max_num_seqs:
-            state = self._waiting.popleft()
-            if self._still_waits_for_prefix(state):
-                passed_over.append(state)
-                continue
-            match = self._lookup(state)
-            if self._should_wait(state, match):
-                passed_over.append(state)
-                continue
-            if not self._admit(state, match, now):
-                passed_over.append(state)
-                self._blocked = state
-                break
-            if state.is_suspect:
-                break
-        self._waiting.extendleft(reversed(passed_over))
-
-    def _promise_outputs(self) -> None:
-        """Let lookups see what running requests have generated since they were last told."""
-        for state in self._running.values():
-            if state.promised < state.history.size:
-                self.pool.extend(_sequence(state), state.history.slice(state.promised, state.history.size))
-                state.promised = state.history.size
-
-    def _lookup(self, state: RequestState) -> PrefixMatch | None:
-        if not self.config.reuse_prefixes:
-            return None
-        self._promise_outputs()
-        layout = state.layout(state.history.size)
-        match = self.pool.find(layout)
-        return match if match and self.pool.is_worth_reusing(match.promised, layout) else None
-
-    def _should_wait(self, state: RequestState, match: PrefixMatch | None) -> bool:
-        """Single flight: a prefix that a running request is about to hold is not computed a second time."""
-        if match is None or state.is_suspect:
-            return False
-        until = match.promised.logical_tokens
-        if until - match.boundary.logical_tokens < _MIN_SHARED_WAIT:
-            return False
-        leader = self._running[match.promised_by].sequence
-        assert leader is not None
-        state.waits_for = (leader, until)
-        return True
-
-    def _still_waits_for_prefix(self, state: RequestState) -> bool:
-        if state.waits_for is None:
-            return False
-        leader, until = state.waits_for
-        running = self._running.get(leader.id)
-        if running is not None and running.sequence is leader and running.computed < until:
-            return True
-        state.waits_for = None
-        return False
-
-    def _admit(self, state: RequestState, match: PrefixMatch | None, now: float) -> bool:
-        layout = state.layout(state.history.size)
-        if match is not None and not self.pool.is_worth_reusing(match.boundary, layout):
-            match = None
-        if self._running and not self._fits(state, match):
-            return False
-        sequence = self.pool.acquire_matching(layout, match=match) if match else self.pool.acquire()
-        if sequence is None:
-            return False
-        self._start(state, sequence, now)
-        return True
-
-    def _fits(self, state: RequestState, match: PrefixMatch | None) -> bool:
-        """Whether the request can be computed without pushing out those that run."""
-        reused = match.boundary.logical_tokens if match else 0
-        promised_cells = sum(running.remaining for running in self._running.values())
-        available = self.pool.available_cells - promised_cells
-        if match is not None and match.source_id not in self._running:
-            available -= reused
-        return state.history.size - reused + 1 <= available
-
-    def _start(self, state: RequestState, sequence: Sequence, now: float) -> None:
-        state.sequence = sequence
-        state.computed = sequence.reused.logical_tokens
-        if state.cached is None:
-            state.cached = min(state.computed, state.history.prompt_tokens)
-        if state.admitted_at is None:
-            state.admitted_at = now
-        if self.config.reuse_prefixes:
-            self.pool.promise(sequence, state.layout(state.history.size))
-            state.promised = state.history.size
-        self._running[sequence.id] = state
+        self._admission.put_back(state)
 
     # --- learning what came of it ----------------------------------------------------------
 
@@ -397,8 +301,7 @@ class Scheduler:
     def _finish(self, state: RequestState, delta: OutputDelta) -> OutputDelta:
         del self._requests[state.request.id]
         if state.sequence is None:
-            self._waiting.remove(state)
-            self._blocked = None
+            self._admission.remove(state)
         else:
             del self._running[state.sequence.id]
             self._release(state)
@@ -408,11 +311,11 @@ class Scheduler:
         """Give a sequence back with all it holds that belongs to the request: nothing after a stop."""
         keep = min(state.computed, state.history.size)
         reusable = ReusablePrefix(state.layout(keep)) if self.config.reuse_prefixes else None
-        self.pool.release(_sequence(state), reusable)
+        self.pool.release(sequence_of(state), reusable)
         self._forget_memory(state)
 
     def _forget_memory(self, state: RequestState) -> None:
-        self._blocked = None
+        self._admission.look_again()
         state.sequence = None
         state.computed = state.promised = 0
 
@@ -422,15 +325,15 @@ class Scheduler:
         """Rebuild everyone in a failed step from their tokens, one at a time; who fails alone again gets the error."""
         touched, evaluated = _touched(plan), set(plan.sequence_ids())
         states = [self._running[key] for key in touched if key in self._running]
-        suspects = [state for state in states if _sequence(state).id in evaluated]
+        suspects = [state for state in states if sequence_of(state).id in evaluated]
         culprit = suspects[0] if len(suspects) == 1 and suspects[0].is_suspect else None
         for sequence_id in touched:
             self.pool.quarantine_idle(sequence_id)
         for state in reversed(states):
-            del self._running[_sequence(state).id]
-            self.pool.quarantine(_sequence(state))
+            del self._running[sequence_of(state).id]
+            self.pool.quarantine(sequence_of(state))
             self._forget_memory(state)
-            self._waiting.appendleft(state)
+            self._admission.put_back(state)
         for state in suspects:
             state.is_suspect = state.drafting.is_off = True
         if culprit is None:
@@ -448,18 +351,18 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError where the scheduler, the pool and the requests contradict each other."""
         self.pool.check_integrity()
-        assert len(self._requests) == len(self._running) + len(self._waiting)
+        assert len(self._requests) == len(self._running) + len(self._admission)
         for sequence_id, state in self._running.items():
-            assert _sequence(state).id == sequence_id
+            assert sequence_of(state).id == sequence_id
             assert state.computed == self.pool.target_cells.held(sequence_id)
             assert state.remaining >= 1, f"{state!r} has nothing left to compute"
             assert self.pool.draft_cells.held(sequence_id) <= state.history.size
-        for state in self._waiting:
+        for state in self._admission:
             assert state.sequence is None
             assert state.computed == 0
 
     def __repr__(self) -> str:
-        return f"Scheduler({len(self._running)} running, {len(self._waiting)} waiting, {self.pool!r})"
+        return f"Scheduler({len(self._running)} running, {len(self._admission)} waiting, {self.pool!r})"
 
 
 _NOTHING = Proposal()
@@ -468,11 +371,6 @@ _NOTHING = Proposal()
 def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocator:
     """By measured gain where costs are known, else a fixed length."""
     return FixedDraftAllocator(config.speculation) if costs is None else GainAllocator(costs.target, costs.draft)
-
-
-def _sequence(state: RequestState) -> Sequence:
-    assert state.sequence is not None, f"{state!r} is not running"
-    return state.sequence
 
 
 def _is_ready(state: RequestState) -> bool:

@@ -22,7 +22,7 @@ from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.pool import SequencePool
-from forerun.core.running import RequestState
+from forerun.core.running import RequestState, sequence_of
 from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Proposal, SequenceResult, StepPlan, StepTimes
 
 MODEL_DRAFTER = "draft"
@@ -357,5 +357,4 @@ def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
 
 
 def _id(state: RequestState) -> int:
-    assert state.sequence is not None
-    return state.sequence.id
+    return sequence_of(state).id

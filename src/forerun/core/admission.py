@@ -1,0 +1,150 @@
+"""Admission: which waiting request starts, from which cached prefix, and who waits for a prefix being computed.
+
+    append ──► waiting ──admit──► running (the scheduler's)
+                 ▲  │
+      put_back ──┘  └─ passed over while a running request computes its prefix (single flight)
+
+First come, first served, but for those that wait for a prefix: nobody waits for them. A request that does not fit stops
+those behind it, so that it starts in bounded time; it is looked at again once something was given back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from forerun.core.config import SchedulerConfig
+from forerun.core.pool import PrefixMatch, Sequence, SequencePool
+from forerun.core.running import RequestState, sequence_of
+
+_MIN_SHARED_WAIT = 8
+"""A request waits for a prefix that is being computed where that saves at least this many tokens."""
+
+
+class Admission:
+    """Owns the waiting requests. Adds to `running`, which is the scheduler's: sequence id to request, oldest first."""
+
+    def __init__(self, config: SchedulerConfig, pool: SequencePool, running: dict[int, RequestState]) -> None:
+        self._config = config
+        self._pool = pool
+        self._running = running
+        self._waiting: deque[RequestState] = deque()
+        self._blocked: RequestState | None = None
+        """The request that did not fit when it was last looked at; nothing was given back since."""
+
+    def append(self, state: RequestState) -> None:
+        """A new request, behind all others."""
+        self._waiting.append(state)
+
+    def put_back(self, state: RequestState) -> None:
+        """A request that ran and lost its memory: before all others."""
+        self._waiting.appendleft(state)
+
+    def remove(self, state: RequestState) -> None:
+        """A waiting request that ended."""
+        self._waiting.remove(state)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Something was given back: what did not fit may fit now."""
+        self._blocked = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._waiting)
+
+    def admit(self, now: float) -> None:
+        """Start what may run now: each waiting request is looked up, and forked, taken over, or started empty."""
+        if not self._waiting or any(state.is_suspect for state in self._running.values()):
+            return
+        passed_over: list[RequestState] = []
+        while (
+            self._waiting and self._waiting[0] is not self._blocked and len(self._running) < self._config.max_num_seqs
+        ):
+            state = self._waiting.popleft()
+            if self._still_waits_for_prefix(state):
+                passed_over.append(state)
+                continue
+            match = self._lookup(state)
+            if self._should_wait(state, match):
+                passed_over.append(state)
+                continue
+            if not self._admit(state, match, now):
+                passed_over.append(state)
+                self._blocked = state
+                break
+            if state.is_suspect:
+                break
+        self._waiting.extendleft(reversed(passed_over))
+
+    def _promise_outputs(self) -> None:
+        """Let lookups see what running requests have generated since they were last told."""
+        for state in self._running.values():
+            if state.promised < state.history.size:
+                self._pool.extend(sequence_of(state), state.history.slice(state.promised, state.history.size))
+                state.promised = state.history.size
+
+    def _lookup(self, state: RequestState) -> PrefixMatch | None:
+        if not self._config.reuse_prefixes:
+            return None
+        self._promise_outputs()
+        layout = state.layout(state.history.size)
+        match = self._pool.find(layout)
+        return match if match and self._pool.is_worth_reusing(match.promised, layout) else None
+
+    def _should_wait(self, state: RequestState, match: PrefixMatch | None) -> bool:
+        """Single flight: a prefix that a running request is about to hold is not computed a second time."""
+        if match is None or state.is_suspect:
+            return False
+        until = match.promised.logical_tokens
+        if until - match.boundary.logical_tokens < _MIN_SHARED_WAIT:
+            return False
+        leader = self._running[match.promised_by].sequence
+        assert leader is not None
+        state.waits_for = (leader, until)
+        return True
+
+    def _still_waits_for_prefix(self, state: RequestState) -> bool:
+        if state.waits_for is None:
+            return False
+        leader, until = state.waits_for
+        running = self._running.get(leader.id)
+        if running is not None and running.sequence is leader and running.computed < until:
+            return True
+        state.waits_for = None
+        return False
+
+    def _admit(self, state: RequestState, match: PrefixMatch | None, now: float) -> bool:
+        layout = state.layout(state.history.size)
+        if match is not None and not self._pool.is_worth_reusing(match.boundary, layout):
+            match = None
+        if self._running and not self._fits(state, match):
+            return False
+        sequence = self._pool.acquire_matching(layout, match=match) if match else self._pool.acquire()
+        if sequence is None:
+            return False
+        self._start(state, sequence, now)
+        return True
+
+    def _fits(self, state: RequestState, match: PrefixMatch | None) -> bool:
+        """Whether the request can be computed without pushing out those that run."""
+        reused = match.boundary.logical_tokens if match else 0
+        promised_cells = sum(running.remaining for running in self._running.values())
+        available = self._pool.available_cells - promised_cells
+        if match is not None and match.source_id not in self._running:
+            available -= reused
+        return state.history.size - reused + 1 <= available
+
+    def _start(self, state: RequestState, sequence: Sequence, now: float) -> None:
+        state.sequence = sequence
+        state.computed = sequence.reused.logical_tokens
+        if state.cached is None:
+            state.cached = min(state.computed, state.history.prompt_tokens)
+        if state.admitted_at is None:
+            state.admitted_at = now
+        if self._config.reuse_prefixes:
+            self._pool.promise(sequence, state.layout(state.history.size))
+            state.promised = state.history.size
+        self._running[sequence.id] = state
