@@ -449,6 +449,46 @@ def test_ngram_drafts_are_accepted_where_the_text_repeats() -> None:
     assert len(harness.plans) < 50
 
 
+class _BadDrafter:
+    """A plug-in that breaks every promise, one at a time."""
+
+    name = "bad"
+
+    def __init__(self, proposal: Proposal | None, count: int = 0) -> None:
+        self.proposal = proposal
+        self.count = count
+        self.calls = 0
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        self.calls += 1
+        if self.proposal is None:
+            raise ZeroDivisionError("a fault nobody foresaw")
+        return [self.proposal] * (self.count or len(requests))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "raises"),
+    [
+        pytest.param(_BadDrafter(None), True, id="raises"),
+        pytest.param(_BadDrafter(Proposal((1,)), count=7), True, id="wrong number"),
+        pytest.param(_BadDrafter(Proposal((1,) * 1000)), False, id="too long"),
+        pytest.param(_BadDrafter(Proposal((1, 20, 1))), False, id="outside the vocabulary"),
+        pytest.param(_BadDrafter(Proposal((-1, 1))), False, id="negative"),
+    ],
+)
+def test_a_faulty_drafter_changes_no_answer_and_ends_nothing(
+    drafter: _BadDrafter, *, raises: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness(config(speculation=4), lookup_drafter=drafter)
+    for index in range(3):
+        harness.add(f"r{index}", random_tokens(20, seed=index), SamplingParams(max_tokens=20))
+    harness.run()
+    harness.assert_all_right()
+    assert all(len(row.drafts) <= 4 for plan in harness.plans for row in plan.decode)
+    assert (drafter.calls == 1) == raises, "one that fails is not asked again"
+    assert ("is not asked again" in caplog.text) == raises
+
+
 def test_a_request_may_turn_speculation_off_for_itself() -> None:
     harness = speculative(1.0, 4)
     harness.add("off", random_tokens(30, seed=0), SamplingParams(max_tokens=20, speculation=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.prompt import Tokens
-from forerun.core.step import DraftRequest, Proposal
+from forerun.core.step import Drafter, DraftRequest, Proposal
+
+logger = logging.getLogger(__name__)
 
 _CANDIDATES = 64
 """Occurrences compared at most, the latest ones: repetitive text has thousands."""
@@ -69,3 +72,32 @@ def _match_lengths(tokens: Tokens, ends: _Indexes, longest: int) -> _Indexes:
 
 def _first_media(tokens: list[int]) -> int:
     return next((index for index, token in enumerate(tokens) if token < 0), len(tokens))
+
+
+class GuardedDrafter:
+    """Any drafter, kept from doing harm: what cannot be verified is cut off, and one that raises is not asked again."""
+
+    def __init__(self, drafter: Drafter, vocabulary_size: int) -> None:
+        self._drafter = drafter
+        self._vocabulary_size = vocabulary_size
+        self._has_failed = False
+
+    @property
+    def name(self) -> str:
+        return self._drafter.name
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        if self._has_failed:
+            return [Proposal()] * len(requests)
+        try:
+            proposals = zip(requests, self._drafter.propose(requests), strict=True)
+            return [self._checked(proposal, request.limit) for request, proposal in proposals]
+        except Exception:  # somebody else's code: whatever it raises must cost speed only
+            logger.exception("drafter %r failed and is not asked again", self.name)
+            self._has_failed = True
+            return [Proposal()] * len(requests)
+
+    def _checked(self, proposal: Proposal, limit: int) -> Proposal:
+        tokens = proposal.tokens[:limit]
+        known = next((i for i, token in enumerate(tokens) if not 0 <= token < self._vocabulary_size), len(tokens))
+        return proposal if known == len(proposal.tokens) else Proposal(tokens[:known], proposal.grade)

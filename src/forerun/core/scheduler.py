@@ -16,7 +16,7 @@ from forerun.core.admission import Admission
 from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import StepCosts
-from forerun.core.drafting import NgramDrafter
+from forerun.core.drafting import GuardedDrafter, NgramDrafter
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
@@ -80,7 +80,7 @@ class Scheduler:
             config,
             self.pool,
             _allocator(config, costs),
-            lookup_drafter or NgramDrafter(),
+            NgramDrafter() if lookup_drafter is None else GuardedDrafter(lookup_drafter, vocabulary.size),
             costs,
         )
         self._requests: dict[str, RequestState] = {}
