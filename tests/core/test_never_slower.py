@@ -99,3 +99,18 @@ def test_it_is_as_fast_as_the_best_fixed_length(
         for length in (0, 1, 2, 4, 8, 32)
     )
     assert spent <= best * 1.05
+
+
+def test_a_useless_draft_never_catches_up_with_a_long_prompt_in_one_step() -> None:
+    config = SchedulerConfig(n_ctx=N_CTX, speculation=32, draft_n_ctx=N_CTX)
+    runner = FakeRunner(N_CTX, WORDS.size, drafter=FakeDrafter(N_CTX, WORDS.size, 0.0), costs=costs(GPU, DRAFT_GPU))
+    harness = Harness(config, runner, WORDS)
+    harness.scheduler = Scheduler(config, WORDS, costs=costs(GPU, DRAFT_GPU))
+    rng = np.random.default_rng(0)
+    for index, length in enumerate((30, 1500)):  # the first teaches that the draft is useless
+        tokens = [int(token) for token in rng.integers(0, WORDS.size, length)]
+        harness.add(f"r{index}", tokens, SamplingParams(max_tokens=2000 if index else 60))
+        harness.run()
+    harness.assert_all_right()
+    behind = [request.tokens.size - request.held for plan in harness.plans for request in plan.draft_requests]
+    assert max(behind) <= config.prefill_rows_beside_decode

@@ -215,13 +215,15 @@ class DraftPlanner:
     def _probe(self, drafts: Drafts, candidates: Sequence[_Candidate], spare_rows: int, load: StepLoad) -> None:
         """Now and then draft a token with the model although it is not expected to pay, within a share of the time.
 
-        All sequences at once, since one decode of the draft model then teaches most.
+        All sequences at once, since one decode of the draft model then teaches most; those too far behind are left out,
+        since catching up would hold everybody up for longer than a prompt may.
         """
+        most = self._config.prefill_rows_beside_decode
         probed = [
             candidate
             for candidate in candidates
-            if (candidate.request is not None and candidate.state.history.size < candidate.state.drafting.look_again_at)
-            or 0 < candidate.behind <= _CATCH_UP
+            if 0 < candidate.behind <= _CATCH_UP
+            or (0 < candidate.behind <= most and candidate.state.history.size < candidate.state.drafting.look_again_at)
         ]
         if not probed or len(probed) > spare_rows:
             return
