@@ -19,7 +19,7 @@ from forerun.models.resolve import resolve_model
 _THREADS = 2
 _PROMPT = 1024
 _TOKENS = 96
-_PAIRS = 4
+_PAIRS = 6
 _ROUNDS = 4
 _CONTEXT = 2048
 _BATCH = 512

@@ -13,7 +13,7 @@ class SchedulerConfig:
 
     n_ctx: int
     """Cells of the target's KV memory, shared by all sequences; also the longest a single request can get."""
-    n_seq_max: int = 64
+    n_seq_max: int = 128
     """Sequence ids: running requests and cached prefixes together."""
     max_num_seqs: int = 16
     """Requests that run at the same time."""
