@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.core.origins import Origins
 from forerun.core.step import Proposal
 
 POSITIONS = 16
@@ -168,6 +169,10 @@ class RequestDrafting:
         if self.remembered is None and proposal.tokens:
             self.remembered = RememberedProposal(drafter, proposal, at)
 
-    def count(self, drafter: str, drafted: int, accepted: int) -> None:
-        before = self.by_drafter.get(drafter, (0, 0))
-        self.by_drafter[drafter] = (before[0] + drafted, before[1] + accepted)
+    def count(self, proposed: Origins, accepted: int) -> None:
+        """Of a block's proposed tokens the first `accepted` were confirmed."""
+        for drafter, length in proposed:
+            drafted, confirmed = self.by_drafter.get(drafter, (0, 0))
+            right = min(accepted, length)
+            self.by_drafter[drafter] = (drafted + length, confirmed + right)
+            accepted -= right

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.core.origins import total
 from forerun.core.prompt import Tokens
 from forerun.core.step import Drafter, DraftRequest, Proposal
 
@@ -98,6 +99,8 @@ class GuardedDrafter:
             return [Proposal()] * len(requests)
 
     def _checked(self, proposal: Proposal, limit: int) -> Proposal:
+        if proposal.origins and total(proposal.origins) != len(proposal.tokens):
+            raise ValueError(f"{len(proposal.tokens)} tokens come from {proposal.origins}")
         tokens = proposal.tokens[:limit]
         known = next((i for i, token in enumerate(tokens) if not 0 <= token < self._vocabulary_size), len(tokens))
-        return proposal if known == len(proposal.tokens) else Proposal(tokens[:known], proposal.grade)
+        return proposal if known == len(proposal.tokens) else proposal.shortened(known)

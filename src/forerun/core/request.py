@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from forerun.core.origins import Origins
 from forerun.core.prompt import PromptLayout
 from forerun.errors import ForerunError, InvalidRequestError
 
@@ -172,11 +173,27 @@ class Usage:
     """Drafted tokens that the target confirmed."""
     drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Drafted and accepted tokens by drafter."""
+    steps: int = 0
+    """Steps that gave this request tokens."""
+    draft_steps: int = 0
+    """Those among them in which it had drafts to verify."""
     saved_ms: float = 0.0
     """Time that drafting saved against the measured plain rate at the same depth and load; negative where it lost."""
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    is_synthetic: bool = False
+    """Drafts were accepted by a random number (synthetic acceptance): the answer is none."""
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Accepted tokens in each step that had drafts to verify; 0 where none had."""
+        return self.accepted_tokens / self.draft_steps if self.draft_steps else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Output tokens in each step that gave any; 1 without speculation."""
+        return self.output_tokens / self.steps if self.steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,10 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     error: ForerunError | None = None
+    origins: Origins = ()
+    """Where `tokens` came from."""
+    is_synthetic: bool = False
+    """Drafts were accepted by a random number (synthetic acceptance): figures may be right, the text is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

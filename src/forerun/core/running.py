@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from forerun.core.acceptance import RequestDrafting
 from forerun.core.history import TokenHistory
+from forerun.core.origins import Origins, of_block
 from forerun.core.pool import Sequence
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, OutputDelta, Request, TokenLogprobs, Usage
@@ -29,23 +30,26 @@ class RequestState:
         "admitted_at",
         "cached",
         "computed",
+        "draft_steps",
         "drafted",
         "drafting",
         "first_token_at",
         "has_media",
         "history",
         "is_suspect",
+        "is_synthetic",
         "limit",
         "position_offset",
         "promised",
         "request",
         "sampling",
         "sequence",
+        "steps",
         "text",
         "waits_for",
     )
 
-    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int) -> None:
+    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, is_synthetic: bool = False) -> None:
         prompt, params = request.prompt, request.params
         self.request = request
         self.history = TokenHistory(prompt)
@@ -68,6 +72,9 @@ class RequestState:
         self.drafting = RequestDrafting()
         self.drafted = 0
         self.accepted = 0
+        self.steps = 0
+        self.draft_steps = 0
+        self.is_synthetic = is_synthetic
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -109,8 +116,10 @@ class RequestState:
         assert boundary is not None
         return prompt.prefix(boundary)
 
-    def take_tokens(self, result: SequenceResult, vocabulary: Vocabulary, now: float) -> OutputDelta:
-        """Add what a step gave, up to where the request ends; says so in the delta."""
+    def take_tokens(
+        self, result: SequenceResult, vocabulary: Vocabulary, now: float, proposed: Origins = ()
+    ) -> OutputDelta:
+        """Add what a step gave, up to where the request ends; says so in the delta. `proposed`: who drafted for it."""
         if self.first_token_at is None:
             self.first_token_at = now
         shown: list[str] = []
@@ -122,10 +131,15 @@ class RequestState:
             finish = self._show(token, vocabulary, shown)
             if finish is not None:
                 break
+        accepted = min(result.accepted, count)
         self.drafted += result.drafted
-        self.accepted += min(result.accepted, count)
+        self.accepted += accepted
+        self.drafting.count(proposed, accepted)
+        self.steps += 1
+        self.draft_steps += result.drafted > 0
         logprobs = result.logprobs[:count] if result.logprobs is not None else None
-        return self.delta("".join(shown), result.tokens[:count], logprobs, finish, now)
+        origins = of_block(proposed, result.accepted, count)
+        return self.delta("".join(shown), result.tokens[:count], logprobs, finish, now, origins=origins)
 
     def _show(self, token: int, vocabulary: Vocabulary, shown: list[str]) -> FinishReason | None:
         ends = token in self.sampling.end_tokens
@@ -147,10 +161,10 @@ class RequestState:
         finish: FinishReason | None,
         now: float,
         error: ForerunError | None = None,
+        origins: Origins = (),
     ) -> OutputDelta:
-        if finish is None:
-            return OutputDelta(self.request.id, text, tokens, logprobs)
-        return OutputDelta(self.request.id, text, tokens, logprobs, finish, self.usage(now), error)
+        usage = None if finish is None else self.usage(now)
+        return OutputDelta(self.request.id, text, tokens, logprobs, finish, usage, error, origins, self.is_synthetic)
 
     def usage(self, now: float) -> Usage:
         arrival = self.request.arrival
@@ -163,10 +177,13 @@ class RequestState:
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
             drafters=dict(self.drafting.by_drafter),
+            steps=self.steps,
+            draft_steps=self.draft_steps,
             saved_ms=self.drafting.saved_ms,
             queue_ms=(admitted - arrival) * 1e3,
             prefill_ms=(first - admitted) * 1e3,
             decode_ms=(now - first) * 1e3,
+            is_synthetic=self.is_synthetic,
         )
 
     def __repr__(self) -> str:

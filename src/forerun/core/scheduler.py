@@ -17,6 +17,7 @@ from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAll
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.drafting import GuardedDrafter, NgramDrafter
+from forerun.core.origins import Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
@@ -198,7 +199,9 @@ class Scheduler:
         sequence_id = sequence_of(state).id
         found = drafts.proposed.get(sequence_id, _NOTHING) if drafts.proposed else _NOTHING
         position, left = state.native_position(state.computed), state.output_left
-        return DecodeRow(sequence_id, state.history.last, position, state.sampling, left, found.tokens, found.grade)
+        return DecodeRow(
+            sequence_id, state.history.last, position, state.sampling, left, found.tokens, found.grade, found.origins
+        )
 
     def _plan_prefill(self, states: list[RequestState], decode_rows: int) -> list[PrefillRows | MediaRows]:
         if not states:
@@ -283,19 +286,21 @@ class Scheduler:
 
     def _commit_decode(self, row: DecodeRow, result: SequenceResult, now: float) -> OutputDelta:
         state = self._running[row.sequence_id]
-        before = state.history.size
-        delta = self._commit_tokens(row.sequence_id, result, now)
+        proposed = self._drafting.origins(row, result.drafted) if result.drafted else ()
+        delta = self._commit_tokens(row.sequence_id, result, now, proposed)
         if result.drafted or state.drafting.remembered is not None:
-            self._drafting.learn(state, row, result, state.history.size - before)
+            self._drafting.learn(state, row, result)
         return delta
 
-    def _commit_tokens(self, sequence_id: int, result: SequenceResult, now: float) -> OutputDelta:
+    def _commit_tokens(
+        self, sequence_id: int, result: SequenceResult, now: float, proposed: Origins = ()
+    ) -> OutputDelta:
         state = self._running[sequence_id]
         in_memory = state.history.size + len(result.tokens) - 1
         self.pool.target_cells.append(sequence_id, in_memory - state.computed)
         state.computed = in_memory
         state.is_suspect = False
-        delta = state.take_tokens(result, self._vocabulary, now)
+        delta = state.take_tokens(result, self._vocabulary, now, proposed)
         return delta if delta.finish_reason is None else self._finish(state, delta)
 
     def _finish(self, state: RequestState, delta: OutputDelta) -> OutputDelta:

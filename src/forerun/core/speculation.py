@@ -21,6 +21,7 @@ from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposa
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import StepCosts
+from forerun.core.origins import Origins
 from forerun.core.pool import SequencePool
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Proposal, SequenceResult, StepPlan, StepTimes
@@ -204,7 +205,7 @@ class DraftPlanner:
         state, proposal, request = candidate.state, candidate.proposal, candidate.request
         if proposal is not None:
             if length:
-                drafts.proposed[_id(state)] = Proposal(proposal.tokens[:length], proposal.grade)
+                drafts.proposed[_id(state)] = proposal.shortened(length)
             else:
                 state.drafting.remember(self._lookup.name, proposal, state.history.size)
         elif request is not None and length:
@@ -311,6 +312,11 @@ class DraftPlanner:
         missing = state.history.size - self._pool.draft_cells.held(_id(state))
         return saving * min(state.output_left, _HORIZON) > self._costs.draft.predict(missing)
 
+    def origins(self, row: DecodeRow, drafted: int) -> Origins:
+        """Who proposed the `drafted` tokens that were verified behind a row: its own drafts, then the draft model's."""
+        own = (row.origins or ((self._lookup.name, len(row.drafts)),)) if row.drafts else ()
+        return (*own, (MODEL_DRAFTER, drafted - len(row.drafts))) if drafted > len(row.drafts) else own
+
     # --- learning ----------------------------------------------------------
 
     def learn_costs(self, plan: StepPlan, rows: int, times: StepTimes) -> None:
@@ -324,13 +330,12 @@ class DraftPlanner:
         if times.draft > 0 and plan.draft_requests:
             costs.learn_draft(rows_by_depth(plan.draft_requests), self._pool.draft_cells.used, times.draft * 1e3)
 
-    def learn(self, state: RequestState, row: DecodeRow, result: SequenceResult, delivered: int) -> None:
-        """What came of a sequence's drafts; `delivered` tokens of the result were added to the request."""
+    def learn(self, state: RequestState, row: DecodeRow, result: SequenceResult) -> None:
+        """What came of a sequence's drafts, once its tokens were added to the request."""
         drafting = state.drafting
         if result.drafted:
             drafter, grade = (self._lookup.name, row.grade) if row.drafts else (MODEL_DRAFTER, 0)
             self._acceptance(state, drafter, grade).add(result.accepted, result.drafted)
-            drafting.count(drafter, result.drafted, min(result.accepted, delivered))
         if drafting.remembered is not None:
             self._compare(state, drafting.remembered)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from forerun.core.origins import Origins, first
 from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
 from forerun.core.request import TokenLogprobs
 from forerun.core.sampling import SamplingContext
@@ -67,6 +68,8 @@ class DecodeRow:
     """Proposed by the scheduler's own drafter; a draft model's proposals for the sequence follow its DraftRequest."""
     grade: int = 0
     """The grade of that proposal."""
+    origins: Origins = ()
+    """Who proposed `drafts`, where more than the scheduler's own drafter did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,12 @@ class Proposal:
 
     tokens: tuple[int, ...] = ()
     grade: int = 0
+    origins: Origins = ()
+    """Who proposed which tokens, where several drafters did; empty: the drafter that is asked."""
+
+    def shortened(self, length: int) -> Proposal:
+        """Its first `length` tokens."""
+        return Proposal(self.tokens[:length], self.grade, first(self.origins, length))
 
 
 class Drafter(Protocol):

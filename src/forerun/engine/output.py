@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from forerun.core.origins import Origins, joined
 from forerun.core.request import FinishReason, OutputDelta, TokenLogprobs, Usage
 from forerun.errors import ForerunError
 
@@ -24,10 +25,16 @@ class Output:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One entry a token, where SamplingParams.logprobs asked for them."""
+    origins: Origins = ()
+    """Where `token_ids` came from, as runs of (name, how many): "target" for the model's own choices, else the drafter
+    whose proposals it confirmed.
+    """
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     error: ForerunError | None = None
     """Why the request failed, with finish reason ERROR."""
+    is_synthetic: bool = False
+    """The engine accepts drafts by a random number (synthetic acceptance): the text is no answer."""
 
 
 def refusal(index: int, request_id: str, error: ForerunError) -> Output:
@@ -92,7 +99,9 @@ def _joined(index: int, deltas: Sequence[OutputDelta]) -> Output:
         text="".join([delta.text for delta in deltas]),
         token_ids=tuple([token for delta in deltas for token in delta.tokens]),
         logprobs=tuple(logprobs) if reported else None,
+        origins=joined([delta.origins for delta in deltas]),
         finish_reason=last.finish_reason,
         usage=last.usage,
         error=last.error,
+        is_synthetic=last.is_synthetic,
     )
