@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
+from forerun.core.sampling import verify
 from forerun.core.scheduler import Scheduler
+from forerun.core.synthetic import SyntheticAcceptance
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import physical_cores
 from forerun.engine.engine import BlockingEngine
@@ -28,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_N_CTX = 8192
 """Without n_ctx a model gets its training context, but no more than this: KV memory is allocated at once."""
-AUTO: Final = "auto"
-"""Draft as far as measured costs and acceptance say it pays."""
 MAX_AUTO_DRAFT_TOKENS = 32
 """Drafted tokens a step and sequence at most, however well they are accepted."""
 MAX_SEQUENCE_IDS = 256
@@ -51,7 +52,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "max_queue": (1, 2**31 - 1),
     "n_threads": (1, 1024),
     "n_gpu_layers": (-1, 2**31 - 1),
-    "speculation": (0, 64),
+    "speculation": (0, MAX_DRAFT_TOKENS),
 }
 _OPTIONAL = {"n_ctx", "draft_n_ctx", "n_threads", "speculation"}
 
@@ -82,9 +83,15 @@ class EngineConfig:
     """CPU threads. None: the physical cores this process may run on."""
     n_gpu_layers: int = -1
     """Layers on the GPU where llama.cpp has one; -1 all."""
-    speculation: int | Literal["auto"] | None = None
+    speculation: int | Literal["auto", "off"] | None = None
     """"auto": drafts go where measured costs and acceptance say they pay, zero included. A number: so many drafted
-    tokens a step and sequence at most, whatever they cost; 0 off. None: "auto" with `draft`, off without.
+    tokens a step and sequence at most, whatever they cost; 0 is "off". None: "auto" with `draft`, off without.
+    Requests may ask for less (SamplingParams.speculation).
+    """
+    synthetic_acceptance: float | None = None
+    """For measuring only: each drafted token is accepted with this probability (0 to 1), whatever the model says. Costs
+    are real, answers are not, and every output says so. Without a draft model a dummy drafts, as much as it may;
+    `speculation` is then "auto" where nothing is said.
     """
     recalibrate: bool = False
     """Measure costs again, also where they are known of this model, build and machine."""
@@ -97,8 +104,9 @@ class EngineConfig:
         for name in ("model", "draft"):
             object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
-            if not (name == "speculation" and self.speculation == AUTO):
+            if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
                 _check(name, getattr(self, name), low, high)
+        _check_share("synthetic_acceptance", self.synthetic_acceptance)
         if self.max_num_seqs > self.n_seq_max:
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
         if self.max_num_seqs > self.max_num_batched_tokens:
@@ -115,7 +123,8 @@ class EngineConfig:
     @property
     def drafts_by_gain(self) -> bool:
         """Whether draft lengths follow measured costs."""
-        return self.speculation == AUTO or (self.speculation is None and self.draft is not None)
+        has_drafter = self.draft is not None or self.synthetic_acceptance is not None
+        return self.speculation == AUTO or (self.speculation is None and has_drafter)
 
 
 def _file_name(name: str, value: object) -> str | None:
@@ -134,6 +143,22 @@ def _check(name: str, value: object, low: int, high: int) -> None:
         _refuse(name, f"must be a whole number, got {value!r}")
     if not low <= value <= high:
         _refuse(name, f"must lie between {low} and {high}, got {value}")
+
+
+def _is_number(name: str, value: object, words: tuple[str, ...]) -> bool:
+    """Whether a value is to be checked as a number; False for one of `words`."""
+    if isinstance(value, str) and value not in words:
+        _refuse(name, f"must be a whole number or one of {', '.join(map(repr, words))}, got {value!r}")
+    return not isinstance(value, str)
+
+
+def _check_share(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(name, f"must be a number, got {value!r}")
+    if not 0 <= value <= 1:  # also refuses NaN
+        _refuse(name, f"must lie between 0 and 1, got {value}")
 
 
 def _refuse(name: str, message: str) -> NoReturn:
@@ -182,11 +207,13 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             draft = _load(paths[1], config, loaded, progress)
             draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft.n_ctx_train)
             drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded))
+        synthetic = config.synthetic_acceptance
+        verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
         return EngineParts(
             scheduler=Scheduler(_scheduler_config(config, n_ctx, draft_n_ctx), model.vocabulary, costs=costs),
-            runner=LlamaRunner(context, drafter),
+            runner=LlamaRunner(context, drafter, verification),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
             model_name=paths[0].name,
@@ -304,6 +331,7 @@ def _scheduler_config(config: EngineConfig, n_ctx: int, draft_n_ctx: int) -> Sch
         max_queue=config.max_queue,
         speculation=config.draft_tokens,
         draft_n_ctx=draft_n_ctx,
+        synthetic_acceptance=config.synthetic_acceptance,
         reuse_prefixes=config.reuse_prefixes,
     )
 

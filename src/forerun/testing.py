@@ -27,7 +27,7 @@ from forerun.core.costs import StepCosts
 from forerun.core.history import TokenHistory
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, SamplingParams
-from forerun.core.sampling import BrokenLogitsError, SamplingContext, sample, uniform, verify
+from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verify, sample, uniform, verify
 from forerun.core.speculation import rows_by_depth
 from forerun.core.step import (
     ClearSequence,
@@ -233,7 +233,8 @@ class FakeRunner:
 
     `faults` is asked before each step; what it returns fails the step after some garbage was written, as a native
     decode that breaks in the middle would. `can_truncate=False` refuses truncation like a recurrent memory. Steps take
-    `seconds_per_step`, or with `costs` what those say, draft included, so that speed can be simulated.
+    `seconds_per_step`, or with `costs` what those say, draft included, so that speed can be simulated. `verify`
+    may be a SyntheticAcceptance's.
     """
 
     def __init__(
@@ -246,6 +247,7 @@ class FakeRunner:
         can_truncate: bool = True,
         seconds_per_step: float = 0.01,
         costs: StepCosts | None = None,
+        verify: Verify = verify,
     ) -> None:
         self.memory = FakeMemory(n_ctx, can_truncate=can_truncate)
         self.drafter = drafter
@@ -256,6 +258,7 @@ class FakeRunner:
         self._size = vocabulary_size
         self._seconds = seconds_per_step
         self._costs = costs
+        self._verify = verify
 
     def execute(self, plan: StepPlan) -> StepResult:
         try:
@@ -314,7 +317,7 @@ class FakeRunner:
             self.memory.append(rows.sequence_id, codes, rows.position, extent)
             self.rows += len(codes)
             if rows.sampling is not None:
-                verified = verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1)
+                verified = self._verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1)
                 results[rows.sequence_id] = SequenceResult(verified.tokens, logprobs=verified.logprobs)
         return results
 
@@ -337,7 +340,7 @@ class FakeRunner:
             self.memory.append(row.sequence_id, [token], row.position + index)
             logits[index] = self._logits(row.sequence_id)
         self.rows += len(logits)
-        verified = verify(logits, drafts, row.sampling, row.max_tokens)
+        verified = self._verify(logits, drafts, row.sampling, row.max_tokens)
         self.memory.truncate(row.sequence_id, row.position + len(verified.tokens))
         return SequenceResult(verified.tokens, len(drafts), verified.accepted, verified.logprobs)
 

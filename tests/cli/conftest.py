@@ -27,7 +27,13 @@ class FakeBuild:
     def __call__(self, config: EngineConfig, progress: object = None) -> EngineParts:
         del progress
         self.configs.append(config)
-        return fake_parts(self.runner, n_ctx=config.n_ctx or 256, template=TurnTemplate())
+        return fake_parts(
+            self.runner,
+            n_ctx=config.n_ctx or 256,
+            template=TurnTemplate(),
+            speculation=config.draft_tokens,
+            synthetic_acceptance=config.synthetic_acceptance,
+        )
 
 
 @pytest.fixture(autouse=True)

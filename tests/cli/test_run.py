@@ -59,7 +59,8 @@ def test_json_prints_one_object_a_prompt_in_order(forerun: Forerun) -> None:
     assert first["finish_reason"] == "length"
     assert len(first["token_ids"]) == len(first["logprobs"]) == 10
     assert first["usage"]["output_tokens"] == 10
-    assert set(first) == {"index", "text", "finish_reason", "token_ids", "logprobs", "usage"}
+    assert set(first) == {"index", "text", "finish_reason", "token_ids", "origins", "logprobs", "usage"}
+    assert first["origins"] == [["target", 10]]
 
 
 def test_a_dash_reads_standard_input(forerun: Forerun) -> None:

@@ -44,6 +44,8 @@ OUT_OF_RANGE = [
     ("logprobs", MAX_LOGPROBS + 1),
     ("speculation", -1),
     ("speculation", 65),
+    ("speculation", 2.0),
+    ("speculation", "sometimes"),
     ("stop", ("",)),
     ("stop", ""),
     ("stop", ("a", "")),
@@ -171,6 +173,17 @@ def test_whatever_comes_in_it_is_accepted_or_refused_by_field(name: str, value: 
 )
 def test_the_ends_of_every_range_are_legal(params: dict[str, Any]) -> None:
     SamplingParams(**params)
+
+
+@pytest.mark.parametrize(("speculation", "limit"), [("off", 0), (0, 0), (3, 3), ("auto", 64), (None, 64)], ids=str)
+def test_speculation_is_a_word_or_a_limit(speculation: Any, limit: int) -> None:
+    assert SamplingParams(speculation=speculation).draft_limit == limit
+
+
+def test_a_refused_speculation_says_what_there_is() -> None:
+    assert str(refused("speculation", "on")) == (
+        "speculation: must be a whole number up to 64, 'auto' or 'off', got 'on'"
+    )
 
 
 def test_one_stop_stands_for_a_list_of_one() -> None:

@@ -491,12 +491,38 @@ def test_a_faulty_drafter_changes_no_answer_and_ends_nothing(
 
 def test_a_request_may_turn_speculation_off_for_itself() -> None:
     harness = speculative(1.0, 4)
-    harness.add("off", random_tokens(30, seed=0), SamplingParams(max_tokens=20, speculation=0))
+    harness.add("off", random_tokens(30, seed=0), SamplingParams(max_tokens=20, speculation="off"))
     harness.add("one", random_tokens(30, seed=1), SamplingParams(max_tokens=20, speculation=1))
     harness.run()
     harness.assert_all_right()
     assert harness.usage("off").drafted_tokens == 0
     assert harness.usage("one").drafted_tokens == 9
+
+
+@pytest.mark.parametrize("speculation", [None, 8, "auto", "off"])
+def test_no_request_drafts_where_the_engine_does_not(speculation: Any) -> None:
+    harness = Harness(config(speculation=0))
+    harness.add("a", [1, 2, 3] * 5, SamplingParams(max_tokens=20, speculation=speculation))
+    harness.run()
+    harness.assert_all_right()
+    assert harness.usage("a").drafted_tokens == 0
+
+
+def test_a_request_cannot_raise_the_engines_number_of_drafts() -> None:
+    harness = speculative(1.0, 2)
+    harness.add("many", random_tokens(30, seed=0), SamplingParams(max_tokens=20, speculation=64))
+    harness.run()
+    assert harness.usage("many").mean_accepted_length == pytest.approx(2, abs=0.3)
+
+
+def test_automatic_speculation_is_refused_where_no_costs_were_measured() -> None:
+    harness = Harness(config(speculation=4))
+    with pytest.raises(InvalidRequestError) as refusal:
+        harness.add("a", [1, 2, 3], SamplingParams(speculation="auto"))
+    assert str(refusal.value) == (
+        "speculation: cannot be 'auto': this engine drafts 4 tokens a step and has measured no costs; "
+        "give a number, or load it with speculation='auto'"
+    )
 
 
 def test_drafts_leave_rows_to_a_prompt_that_waits() -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from forerun.compose import AsyncEngine, Engine
 from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import Tokens, as_tokens
+from forerun.core.sampling import verify
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import StepPlan, StepResult
+from forerun.core.synthetic import SyntheticAcceptance
 from forerun.engine.parts import ChatRenderer, EngineParts, Message
 from forerun.errors import InvalidRequestError
 from forerun.testing import FakeRunner, FakeVocabulary
@@ -83,12 +85,21 @@ def fake_parts(
     max_num_seqs: int = 8,
     template: ChatRenderer | None = None,
     dispose: Callable[[], None] = lambda: None,
+    speculation: int = 0,
+    synthetic_acceptance: float | None = None,
 ) -> EngineParts:
-    config = SchedulerConfig(n_ctx=n_ctx, max_num_seqs=max_num_seqs, n_seq_max=32)
+    config = SchedulerConfig(
+        n_ctx=n_ctx,
+        max_num_seqs=max_num_seqs,
+        n_seq_max=32,
+        speculation=speculation,
+        synthetic_acceptance=synthetic_acceptance,
+    )
     vocabulary = SpellingVocabulary()
+    verification = verify if synthetic_acceptance is None else SyntheticAcceptance(synthetic_acceptance).verify
     return EngineParts(
         scheduler=Scheduler(config, vocabulary),
-        runner=runner or FakeRunner(n_ctx),
+        runner=runner or FakeRunner(n_ctx, verify=verification),
         vocabulary=vocabulary,
         chat_template=template,
         n_ctx=n_ctx,

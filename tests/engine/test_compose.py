@@ -31,6 +31,9 @@ from forerun.engine.cores import physical_cores, usable_cpus
         ({"n_seq_max": 257}, "n_seq_max: must lie between 1 and 256, got 257"),
         ({"n_threads": 0}, "n_threads: must lie between 1 and 1024, got 0"),
         ({"speculation": 65}, "speculation: must lie between 0 and 64, got 65"),
+        ({"speculation": "some"}, "speculation: must be a whole number or one of 'auto', 'off', got 'some'"),
+        ({"synthetic_acceptance": 1.5}, "synthetic_acceptance: must lie between 0 and 1, got 1.5"),
+        ({"synthetic_acceptance": "1"}, "synthetic_acceptance: must be a number, got '1'"),
         ({"model": None}, "model: must be a path or a known name, got None"),
         ({"draft": 5}, "draft: must be a path or a known name, got 5"),
         ({"max_num_seqs": 20, "n_seq_max": 10}, "max_num_seqs: is 20, but there are only n_seq_max = 10 ids"),
@@ -56,12 +59,17 @@ def test_an_unknown_option_is_not_dropped_in_silence() -> None:
 
 @pytest.mark.parametrize(
     ("draft", "speculation", "tokens"),
-    [(None, None, 0), ("d", None, 32), (None, "auto", 32), ("d", 0, 0), (None, 3, 3)],
+    [(None, None, 0), ("d", None, 32), (None, "auto", 32), ("d", 0, 0), ("d", "off", 0), (None, 3, 3)],
 )
 def test_drafting_is_off_without_a_draft_model_unless_asked_for(
     draft: str | None, speculation: Any, tokens: int
 ) -> None:
     assert EngineConfig(model="m", draft=draft, speculation=speculation).draft_tokens == tokens
+
+
+def test_synthetic_acceptance_drafts_unless_told_otherwise() -> None:
+    assert EngineConfig(model="m", synthetic_acceptance=0.5).drafts_by_gain
+    assert EngineConfig(model="m", synthetic_acceptance=0.5, speculation=4).draft_tokens == 4
 
 
 def test_cores_that_share_a_core_id_count_once(tmp_path: Path) -> None:

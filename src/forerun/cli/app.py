@@ -83,6 +83,12 @@ def run(
     json: Annotated[
         bool, typer.Option("--json", metavar=_FLAG, help="One JSON object a prompt and line, in order.")
     ] = False,
+    explain_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--explain-tokens", metavar=_FLAG, help="Show where each token came from: the model, or which drafter."
+        ),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer one or several prompts, which run as one batch.
@@ -91,7 +97,8 @@ def run(
     """
     from forerun.cli.run import RunOptions, run_prompts
 
-    run_prompts(model, sampling, prompts, RunOptions(system=system, raw=raw, json=json, verbose=verbose))
+    options = RunOptions(system=system, raw=raw, json=json, explains=explain_tokens, verbose=verbose)
+    run_prompts(model, sampling, prompts, options)
 
 
 @app.command(epilog=_CHAT_EXAMPLES)

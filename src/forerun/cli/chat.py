@@ -28,6 +28,8 @@ def chat(model: ModelOptions, sampling: SamplingOptions, *, system: str | None, 
             raise InvalidRequestError(
                 "model", f"{engine.model_name} has no chat template; use `forerun run --raw` to continue texts"
             )
+        if config.synthetic_acceptance is not None:
+            terminal.warn_synthetic()
         session = ChatSession(engine, params, terminal, system)
         while (message := read_message(terminal)) is not None:
             session.answer(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from forerun.core.request import Usage
 
@@ -20,13 +20,22 @@ def figures(usages: Sequence[Usage], seconds: float) -> str:
     if rate is not None:
         parts.append(f"{rate:.1f} tok/s")
     parts.append(f"TTFT {_range([usage.queue_ms + usage.prefill_ms for usage in usages])}")
+    line = ", ".join(parts)
+    drafting = ", ".join(_speculation(usages))
+    return f"{line}; speculation: {drafting}" if drafting else line
+
+
+def _speculation(usages: Sequence[Usage]) -> Iterator[str]:
+    """What drafting did; nothing where it did nothing."""
     drafted = sum(usage.drafted_tokens for usage in usages)
+    accepted = sum(usage.accepted_tokens for usage in usages)
     if drafted:
-        parts.append(f"{sum(usage.accepted_tokens for usage in usages)} of {drafted} drafts accepted")
-    saved = sum(usage.saved_ms for usage in usages)
+        steps = sum(usage.draft_steps for usage in usages)
+        yield f"{accepted} of {drafted} drafted tokens accepted ({accepted / drafted:.0%})"
+        yield f"{accepted / steps:.1f} per draft"
+    saved = round(sum(usage.saved_ms for usage in usages))
     if saved:
-        parts.append(f"{abs(saved):.0f} ms {'saved' if saved > 0 else 'lost'} by drafting")
-    return ", ".join(parts)
+        yield f"saved {saved} ms" if saved > 0 else f"cost {-saved} ms"
 
 
 def _rate(usages: Sequence[Usage], output: int, seconds: float) -> float | None:

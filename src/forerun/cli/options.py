@@ -54,6 +54,15 @@ class ModelOptions:
             "Default: auto with --draft, else off.",
         ),
     ] = None
+    synthetic_acceptance: Annotated[
+        float | None,
+        _model(
+            min=0.0,
+            max=1.0,
+            metavar="P",
+            help="For measuring: accept drafted tokens with probability P, whatever the model says; the text is void.",
+        ),
+    ] = None
     n_ctx: Annotated[
         int | None,
         _model("--n-ctx", help="Tokens of memory. Default: the model's own, at most 8192."),
@@ -69,6 +78,7 @@ class ModelOptions:
             model=self.model,
             draft=self.draft,
             speculation=self.speculation,
+            synthetic_acceptance=self.synthetic_acceptance,
             n_ctx=self.n_ctx,
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,

@@ -13,12 +13,13 @@ from typing import Any
 import typer
 
 from forerun.cli.endings import SOME_FAILED, report
+from forerun.cli.explain import Explained
 from forerun.cli.figures import figures
 from forerun.cli.options import ModelOptions, SamplingOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose import Engine
 from forerun.core.prompt import PromptLayout
-from forerun.core.request import SamplingParams
+from forerun.core.request import SamplingParams, Usage
 from forerun.engine.output import Output
 from forerun.errors import InvalidRequestError
 
@@ -28,6 +29,8 @@ class RunOptions:
     system: str | None
     raw: bool
     json: bool
+    explains: bool
+    """Show where each token came from."""
     verbose: bool
 
 
@@ -42,6 +45,8 @@ def run_prompts(model: ModelOptions, sampling: SamplingOptions, prompts: Sequenc
         if options.system is not None and not engine.has_chat_template:
             name = engine.model_name
             raise InvalidRequestError("system", f"{name} has no chat template to put a system message into")
+        if config.synthetic_acceptance is not None:
+            terminal.warn_synthetic()
         started = time.monotonic()
         if len(texts) == 1 and not options.json:
             outputs = _stream(engine, texts[0], params, options, terminal)
@@ -80,11 +85,14 @@ def _stream(engine: Engine, text: str, params: SamplingParams, options: RunOptio
     prompt = _prompt(engine, text, options)
     layout = engine.prompt(prompt, raw=options.raw) if isinstance(prompt, str) else prompt
     last: list[Output] = []
+    explained = Explained(terminal.output, engine.tokenizer.bytes_of) if options.explains else None
     with engine.stream(layout, params) as pieces:
         for piece in terminal.announced(pieces, layout.logical_tokens):
-            terminal.write(piece.text)
+            terminal.write(piece.text if explained is None else explained.piece(piece))
             last = [piece]
     terminal.write("\n")
+    if explained is not None:
+        terminal.note(explained.legend())
     return last
 
 
@@ -99,8 +107,16 @@ def _batch(
             answers.append(output)
             if options.json:
                 _print_json(output)
+                continue
+            terminal.note(f"[prompt {output.index + 1} of {len(texts)}]")
+            if output.error is not None:
+                report(output.error)
+            elif options.explains:
+                explained = Explained(terminal.output, engine.tokenizer.bytes_of)
+                typer.echo(explained.piece(output))
+                terminal.note(explained.legend())
             else:
-                _print_text(output, len(texts))
+                typer.echo(output.text)
     return answers
 
 
@@ -115,29 +131,27 @@ def in_order(outputs: Iterable[Output]) -> Iterator[Output]:
             next_index += 1
 
 
-def _print_text(output: Output, count: int) -> None:
-    typer.echo(f"[prompt {output.index + 1} of {count}]", err=True)
-    if output.error is None:
-        typer.echo(output.text)
-    else:
-        report(output.error)
-
-
 def _print_json(output: Output) -> None:
     print(json.dumps(as_json(output), ensure_ascii=False), flush=True)  # noqa: T201  # standard output is the product
 
 
 def as_json(output: Output) -> dict[str, Any]:
-    """An output as plain values. `error` is there only for a request that failed."""
+    """An output as plain values. `error` is there only where it failed, `is_synthetic` where the text is void."""
     result: dict[str, Any] = {"index": output.index, "text": output.text, "finish_reason": output.finish_reason}
     result["token_ids"] = list(output.token_ids)
+    result["origins"] = [list(run) for run in output.origins]
     if output.logprobs is not None:
         result["logprobs"] = [dataclasses.asdict(entry) for entry in output.logprobs]
-    result["usage"] = None if output.usage is None else _rounded(dataclasses.asdict(output.usage))
+    result["usage"] = None if output.usage is None else _usage(output.usage)
+    if output.is_synthetic:
+        result["is_synthetic"] = True
     if output.error is not None:
         result["error"] = {"type": type(output.error).__name__, "message": str(output.error)}
     return result
 
 
-def _rounded(usage: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in usage.items()}
+def _usage(usage: Usage) -> dict[str, Any]:
+    values = dataclasses.asdict(usage)
+    values["mean_accepted_length"] = usage.mean_accepted_length
+    values["tokens_per_step"] = usage.tokens_per_step
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}

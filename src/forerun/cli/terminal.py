@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from forerun.compose import Engine, EngineConfig, build
 from forerun.engine.output import Output
@@ -22,6 +23,8 @@ class Terminal:
 
     def __init__(self, *, verbose: bool) -> None:
         self.console = Console(stderr=True, highlight=False)
+        self.output = Console(highlight=False)
+        """What standard output can show; text is written by `write`."""
         self._is_verbose = verbose
         self._set_up_logging(verbose=verbose)
         for stream in (sys.stdout, sys.stderr):
@@ -45,10 +48,16 @@ class Terminal:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def note(self, line: str) -> None:
+    def note(self, line: str | Text) -> None:
         """A line beside the text, on standard error."""
         sys.stdout.flush()
-        self.console.print(line, style="dim", markup=False, soft_wrap=True)
+        style = "dim" if isinstance(line, str) else None
+        self.console.print(line, style=style, markup=False, soft_wrap=True)
+
+    def warn_synthetic(self) -> None:
+        """What stands on standard output is no answer."""
+        sys.stdout.flush()
+        self.console.print("forerun: synthetic acceptance: the costs are real, the text is INVALID", style="yellow")
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

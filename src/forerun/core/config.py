@@ -31,6 +31,8 @@ class SchedulerConfig:
     """Cells of the draft model's KV memory; 0 where there is no draft model."""
     min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY
     min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS
+    synthetic_acceptance: float | None = None
+    """Drafts are accepted with this probability, whatever the model says: only costs are real then."""
     reuse_prefixes: bool = True
     """False computes every prompt from scratch: the reference that reuse is compared with."""
 
@@ -41,8 +43,9 @@ class SchedulerConfig:
         for name in ("speculation", "draft_n_ctx", "min_prefix_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.min_prefix_similarity <= 1:
-            raise ValueError(f"min_prefix_similarity must lie between 0 and 1, got {self.min_prefix_similarity}")
+        for name in ("min_prefix_similarity", "synthetic_acceptance"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.max_num_seqs > self.n_seq_max:
             raise ValueError(
                 f"max_num_seqs is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids"

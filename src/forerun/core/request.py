@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final, Literal
 
 from forerun.core.origins import Origins
 from forerun.core.prompt import PromptLayout
@@ -15,6 +16,11 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000
 MAX_LOGIT_BIAS = 100.0
+MAX_DRAFT_TOKENS = 64
+AUTO: Final = "auto"
+"""Draft as far as measured costs and acceptance say it pays."""
+OFF: Final = "off"
+"""Draft nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Report each token's log probability and this many alternatives (0: the token alone)."""
-    speculation: int | None = None
-    """At most this many drafted tokens a step for this request; 0 none, None the engine's setting."""
+    speculation: int | Literal["auto", "off"] | None = None
+    """What of the engine's speculation this request takes: "off" (or 0) drafts nothing for it, a number at most so many
+    tokens a step, "auto" as far as it pays, None what the engine does. A request asks for less than its engine does,
+    never for more: where the engine drafts nothing, so does every request. "auto" is refused by an engine with a fixed
+    number of drafts, which has measured no costs to decide by.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
@@ -61,9 +71,20 @@ class SamplingParams:
             _check_range(name, value, low, high)
             if name in _WHOLE_NUMBERS:
                 _check_integer(name, value)
+        self._check_speculation()
         self._check_stops()
         self._check_logit_bias()
         _check_bool("ignore_eos", self.ignore_eos)
+
+    def _check_speculation(self) -> None:
+        value = self.speculation
+        if value is None or value in (AUTO, OFF):
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequestError(
+                "speculation", f"must be a whole number up to {MAX_DRAFT_TOKENS}, 'auto' or 'off', got {value!r}"
+            )
+        _check_range("speculation", value, 0, MAX_DRAFT_TOKENS)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
@@ -96,6 +117,13 @@ class SamplingParams:
                 )
 
     @property
+    def draft_limit(self) -> int:
+        """Drafted tokens a step at most, as far as the request has a say."""
+        if self.speculation == OFF:
+            return 0
+        return self.speculation if isinstance(self.speculation, int) else MAX_DRAFT_TOKENS
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature <= 0 or self.top_k == 1
 
@@ -113,10 +141,9 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("penalty_last_n", -1, 2**31 - 1),
     ("seed", 0, 2**64 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
-    ("speculation", 0, 64),
 )
-_WHOLE_NUMBERS = frozenset({"max_tokens", "top_k", "penalty_last_n", "seed", "logprobs", "speculation"})
-_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "speculation"})
+_WHOLE_NUMBERS = frozenset({"max_tokens", "top_k", "penalty_last_n", "seed", "logprobs"})
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})
 
 
 def _check_range(name: str, value: object, low: float, high: float) -> None:

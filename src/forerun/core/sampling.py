@@ -11,8 +11,9 @@ logit bias, penalties, top_k, typical_p, top_p, min_p, temperature.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,10 @@ class Verified:
     tokens: tuple[int, ...]
     accepted: int
     logprobs: tuple[TokenLogprobs, ...] | None
+
+
+Verify: TypeAlias = Callable[[NDArray[np.float32], Sequence[int], SamplingContext, int], Verified]
+"""`verify`, or what stands in its place."""
 
 
 def verify(rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int) -> Verified:

@@ -21,7 +21,7 @@ from forerun.core.origins import Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
-from forerun.core.request import FinishReason, OutputDelta, Request
+from forerun.core.request import AUTO, FinishReason, OutputDelta, Request
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.speculation import DraftPlanner, Drafts
 from forerun.core.step import (
@@ -37,6 +37,7 @@ from forerun.core.step import (
     StepResult,
     Vocabulary,
 )
+from forerun.core.synthetic import RepeatingDrafter
 from forerun.errors import InvalidRequestError, StepFailedError
 
 
@@ -81,7 +82,7 @@ class Scheduler:
             config,
             self.pool,
             _allocator(config, costs),
-            NgramDrafter() if lookup_drafter is None else GuardedDrafter(lookup_drafter, vocabulary.size),
+            _lookup(config, vocabulary) if lookup_drafter is None else GuardedDrafter(lookup_drafter, vocabulary.size),
             costs,
         )
         self._requests: dict[str, RequestState] = {}
@@ -94,7 +95,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError, naming field, limit and value, for one that cannot be served."""
         self._check(request)
-        state = RequestState(request, self._vocabulary, self.config.n_ctx)
+        is_synthetic = self.config.synthetic_acceptance is not None
+        state = RequestState(request, self._vocabulary, self.config.n_ctx, is_synthetic=is_synthetic)
         self._requests[request.id] = state
         self._admission.append(state)
 
@@ -110,6 +112,11 @@ class Scheduler:
             raise InvalidRequestError(
                 "prompt",
                 f"has {prompt.logical_tokens} tokens, but the context holds {n_ctx}; shorten it or raise n_ctx",
+            )
+        if request.params.speculation == AUTO and self.config.speculation and self.costs is None:
+            fixed = f"this engine drafts {self.config.speculation} tokens a step and has measured no costs"
+            raise InvalidRequestError(
+                "speculation", f"cannot be 'auto': {fixed}; give a number, or load it with speculation='auto'"
             )
         self._check_token_ids("prompt", [int(s.tokens.max()) for s in prompt.segments if not s.is_media])
         self._check_token_ids("logit_bias", request.params.logit_bias)
@@ -371,6 +378,13 @@ class Scheduler:
 
 
 _NOTHING = Proposal()
+
+
+def _lookup(config: SchedulerConfig, vocabulary: Vocabulary) -> Drafter:
+    """Copies from the request's own text; under synthetic acceptance anything, as long as something is drafted."""
+    if config.synthetic_acceptance is None or config.draft_n_ctx:
+        return NgramDrafter()
+    return RepeatingDrafter(vocabulary.end_tokens)
 
 
 def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocator:

@@ -25,6 +25,7 @@ from forerun.core.origins import Origins
 from forerun.core.pool import SequencePool
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Proposal, SequenceResult, StepPlan, StepTimes
+from forerun.core.synthetic import SyntheticAcceptance
 
 MODEL_DRAFTER = "draft"
 _CATCH_UP = 16
@@ -106,6 +107,8 @@ class DraftPlanner:
         self._costs = costs
         self._rest = _REST if costs else 1
         self._records: dict[tuple[str, int], DrafterRecord] = {}
+        synthetic = config.synthetic_acceptance
+        self._synthetic = None if synthetic is None else SyntheticAcceptance(synthetic)
         self._first_loss_ms = costs.target.predict(1) * _FIRST_PROBES if costs else 0.0
         self._probe_ms = self._first_loss_ms
 
@@ -245,8 +248,7 @@ class DraftPlanner:
     def _wanted(self, state: RequestState) -> int:
         if state.drafting.is_off:
             return 0
-        asked = state.request.params.speculation
-        most = self._config.speculation if asked is None else min(asked, self._config.speculation)
+        most = min(state.request.params.draft_limit, self._config.speculation)
         return min(most, state.output_left - 1, self._config.n_ctx - state.computed - 1)
 
     def _model_request(self, state: RequestState, limit: int) -> DraftRequest | None:
@@ -260,7 +262,7 @@ class DraftPlanner:
 
     def _drafts_with_model(self, state: RequestState) -> bool:
         """Media prompts draft by lookup only: the draft model has not seen the media."""
-        may_draft = state.request.params.speculation != 0 and not state.drafting.is_off
+        may_draft = state.request.params.draft_limit > 0 and not state.drafting.is_off
         return may_draft and self._config.draft_n_ctx > 0 and not state.has_media
 
     def fills(self, states: Sequence[RequestState], budget: int, drafts: Drafts) -> list[DraftFill]:
@@ -345,7 +347,7 @@ class DraftPlanner:
         acceptance = self._acceptance(state, remembered.drafter, remembered.proposal.grade)
         while remembered.compared < len(tokens) and at + remembered.compared < state.history.size:
             position = remembered.compared
-            is_right = state.history.token(at + position) == tokens[position]
+            is_right = self._is_right(state, at + position, tokens[position])
             acceptance.add_one(position, accepted=is_right)
             if not is_right:
                 break
@@ -354,6 +356,12 @@ class DraftPlanner:
             if remembered.compared < len(tokens):
                 return
         state.drafting.remembered = None
+
+    def _is_right(self, state: RequestState, at: int, token: int) -> bool:
+        """Whether the token that came at an index of the text is the one that was proposed."""
+        if self._synthetic is not None:
+            return self._synthetic.accepts(state.sampling.seed, at - state.history.prompt_tokens)
+        return state.history.token(at) == token
 
 
 def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:

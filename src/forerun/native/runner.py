@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verified, verify
+from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verified, Verify, verify
 from forerun.core.step import (
     ClearSequence,
     FailureKind,
@@ -35,9 +35,10 @@ class LlamaRunner:
     step fails.
     """
 
-    def __init__(self, context: LlamaContext, drafter: LlamaDrafter | None = None) -> None:
+    def __init__(self, context: LlamaContext, drafter: LlamaDrafter | None = None, verify: Verify = verify) -> None:
         self.context = context
         self.drafter = drafter
+        self._verify_rows = verify
         self._batch = Batch(context.n_batch)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -158,7 +159,7 @@ class LlamaRunner:
         first = 0
         for row, proposed in zip(plan.decode, drafts, strict=True):
             rows = 1 + len(proposed)
-            verified = verify(logits[first : first + rows], proposed, row.sampling, row.max_tokens)
+            verified = self._verify_rows(logits[first : first + rows], proposed, row.sampling, row.max_tokens)
             first += rows
             # The pending token and all new tokens but the last stay; nothing is cut where everything was confirmed.
             if len(verified.tokens) < rows:
