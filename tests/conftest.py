@@ -88,3 +88,9 @@ def tiny_hybrid_path(tiny_model: MakeTinyModel) -> Path:
 def tiny_recurrent_path(tiny_model: MakeTinyModel) -> Path:
     """Mamba: one state of constant size."""
     return tiny_model(TinyModel(kind="mamba"))
+
+
+@pytest.fixture(scope="session")
+def tiny_mtp_path(tiny_model: MakeTinyModel) -> Path:
+    """A dense mixture of experts with an MTP head that is right about two times of three."""
+    return tiny_model(TinyModel("glm4moe", layers=1))

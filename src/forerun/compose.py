@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from forerun.core.config import SchedulerConfig
+from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
 from forerun.core.sampling import verify
@@ -24,7 +24,9 @@ from forerun.engine.parts import ChatRenderer, EngineParts
 from forerun.errors import InvalidConfigError, ModelLoadError
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
+    from forerun.models.gguf_header import GgufHeader
     from forerun.native.context import LlamaContext
+    from forerun.native.drafter import LlamaDrafter
     from forerun.native.model import LlamaModel
 
 logger = logging.getLogger(__name__)
@@ -67,8 +69,12 @@ class EngineConfig:
     """A draft model with the same vocabulary, named the same way."""
     n_ctx: int | None = None
     """KV cells, all sequences together. None: the model's training context, at most DEFAULT_MAX_N_CTX."""
+    mtp: bool | None = None
+    """Let the model's own MTP (NextN) head draft. True: or refuse to load, saying why. None: where it has a head that
+    can, speculation is on and there is no `draft`.
+    """
     draft_n_ctx: int | None = None
-    """KV cells of the draft model. None: as many as the target's, at most its training context."""
+    """KV cells of the draft model or MTP head. None: as many as the target's, at most its training context."""
     max_num_batched_tokens: int = 512
     """Rows of one step at most (llama.cpp's n_batch)."""
     n_ubatch: int = 512
@@ -85,7 +91,7 @@ class EngineConfig:
     """Layers on the GPU where llama.cpp has one; -1 all."""
     speculation: int | Literal["auto", "off"] | None = None
     """"auto": drafts go where measured costs and acceptance say they pay, zero included. A number: so many drafted
-    tokens a step and sequence at most, whatever they cost; 0 is "off". None: "auto" with `draft`, off without.
+    tokens a step and sequence at most, whatever they cost; 0 is "off". None: "auto" with `draft` or `mtp`, off without.
     Requests may ask for less (SamplingParams.speculation).
     """
     synthetic_acceptance: float | None = None
@@ -107,6 +113,12 @@ class EngineConfig:
             if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
                 _check(name, getattr(self, name), low, high)
         _check_share("synthetic_acceptance", self.synthetic_acceptance)
+        if self.mtp is not None and not isinstance(self.mtp, bool):
+            _refuse("mtp", f"must be true, false or None, got {self.mtp!r}")
+        if self.mtp and self.draft is not None:
+            _refuse("mtp", f"there is the draft model {self.draft} already; give one of the two")
+        if self.mtp and not self.draft_tokens:
+            _refuse("mtp", "an MTP head drafts, but speculation is 0")
         if self.max_num_seqs > self.n_seq_max:
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
         if self.max_num_seqs > self.max_num_batched_tokens:
@@ -123,7 +135,7 @@ class EngineConfig:
     @property
     def drafts_by_gain(self) -> bool:
         """Whether draft lengths follow measured costs."""
-        has_drafter = self.draft is not None or self.synthetic_acceptance is not None
+        has_drafter = self.draft is not None or bool(self.mtp) or self.synthetic_acceptance is not None
         return self.speculation == AUTO or (self.speculation is None and has_drafter)
 
 
@@ -191,19 +203,25 @@ class AsyncEngine(AsyncioEngine):
 def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:
     """Find, check and load the models, and join everything. Raises ModelError with one clear line."""
     from forerun.native.drafter import LlamaDrafter
+    from forerun.native.mtp import MtpDrafter
     from forerun.native.runner import LlamaRunner
 
-    paths = _checked_paths(config)
+    headers = _checked_headers(config)
+    paths, with_mtp = [header.path for header in headers], _drafts_with_mtp(config, headers[0])
     with ExitStack() as loaded:
-        model = _load(paths[0], config, loaded, progress)
+        model = _load(paths[0], config, loaded, progress, with_mtp=with_mtp)
         n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
         if n_ctx > model.n_ctx_train:
             logger.warning(
                 "n_ctx %d is beyond the %d tokens %s was trained for", n_ctx, model.n_ctx_train, paths[0].name
             )
         context = _context(model, config, n_ctx, loaded)
-        drafter, draft_n_ctx = None, 0
-        if len(paths) > 1 and config.draft_tokens:
+        drafter: LlamaDrafter | None = None
+        draft_n_ctx = 0
+        if with_mtp:
+            draft_n_ctx = config.draft_n_ctx or n_ctx
+            drafter = MtpDrafter(_context(model, config, draft_n_ctx, loaded, is_mtp=True), context)
+        elif len(paths) > 1 and config.draft_tokens:
             draft = _load(paths[1], config, loaded, progress)
             draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft.n_ctx_train)
             drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded))
@@ -212,7 +230,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
         return EngineParts(
-            scheduler=Scheduler(_scheduler_config(config, n_ctx, draft_n_ctx), model.vocabulary, costs=costs),
+            scheduler=Scheduler(_scheduler_config(config, n_ctx, drafter, draft_n_ctx), model.vocabulary, costs=costs),
             runner=LlamaRunner(context, drafter, verification),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
@@ -224,8 +242,8 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         )
 
 
-def _checked_paths(config: EngineConfig) -> list[Path]:
-    """The files of target and draft, seen to be sound and to fit each other before anything large is loaded."""
+def _checked_headers(config: EngineConfig) -> list[GgufHeader]:
+    """The headers of target and draft, seen to be sound and to fit each other before anything large is loaded."""
     from forerun.models.probe import probe_model
     from forerun.models.resolve import resolve_model
     from forerun.models.vocabulary import require_same_vocabulary
@@ -233,17 +251,35 @@ def _checked_paths(config: EngineConfig) -> list[Path]:
     headers = [probe_model(resolve_model(name)) for name in (config.model, config.draft) if name is not None]
     if len(headers) > 1:
         require_same_vocabulary(headers[0], headers[1])
-    return [header.path for header in headers]
+    return headers
 
 
-def _load(path: Path, config: EngineConfig, loaded: ExitStack, progress: LoadProgress | None) -> LlamaModel:
+def _drafts_with_mtp(config: EngineConfig, header: GgufHeader) -> bool:
+    """Whether the model's MTP head drafts. Raises ModelLoadError where it is to and cannot."""
+    from forerun.models.nextn import nextn_layers, why_no_mtp
+    from forerun.native.nextn import why_no_nextn
+
+    is_allowed = config.mtp is not False and config.draft is None and config.draft_tokens > 0
+    if not is_allowed or not (config.mtp or nextn_layers(header)):
+        return False
+    reason = why_no_mtp(header) or why_no_nextn()
+    if reason and config.mtp:
+        raise ModelLoadError(f"{header.path}: its MTP head cannot draft: {reason}")
+    if reason:
+        logger.info("%s: its MTP head does not draft: %s", header.path, reason)
+    return reason is None
+
+
+def _load(
+    path: Path, config: EngineConfig, loaded: ExitStack, progress: LoadProgress | None, *, with_mtp: bool = False
+) -> LlamaModel:
     from forerun.native.model import LlamaModel
 
     def report(share: float) -> None:
         if progress is not None:
             progress(path.name, share)
 
-    model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=report)
+    model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=report, with_mtp=with_mtp)
     loaded.callback(model.close)
     if not model.truncates_anywhere:
         raise ModelLoadError(
@@ -259,7 +295,9 @@ def _memory_kind(model: LlamaModel) -> str:
     return "this model's recurrent" if model.is_recurrent else "this model's sliding-window"
 
 
-def _context(model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitStack) -> LlamaContext:
+def _context(
+    model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitStack, *, is_mtp: bool = False
+) -> LlamaContext:
     from forerun.native.context import ContextParams, LlamaContext
 
     threads = config.n_threads or physical_cores()
@@ -273,6 +311,7 @@ def _context(model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitSt
         n_seq_max=config.n_seq_max,
         n_threads=threads,
         n_threads_batch=threads,
+        is_mtp=is_mtp,
     )
     context = LlamaContext(model, params)
     loaded.callback(context.close)
@@ -287,13 +326,16 @@ def _costs(config: EngineConfig, contexts: Sequence[LlamaContext], progress: Loa
 
 def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
-    paths = _checked_paths(config)
+    headers = _checked_headers(config)
+    with_mtp = _drafts_with_mtp(config, headers[0])
     curves: list[tuple[Path, CostCurve]] = []
-    for path in paths:
+    for path in [header.path for header in headers]:
         with ExitStack() as loaded:
-            model = _load(path, config, loaded, progress)
+            model = _load(path, config, loaded, progress, with_mtp=with_mtp)
             n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
-            curves.append((path, cost_curve(_context(model, config, n_ctx, loaded), config, progress)))
+            for is_mtp in (False, True) if with_mtp else (False,):
+                context = _context(model, config, n_ctx, loaded, is_mtp=is_mtp)
+                curves.append((path, cost_curve(context, config, progress)))
     return curves
 
 
@@ -322,7 +364,9 @@ def _interrupt(contexts: Sequence[LlamaContext]) -> None:
         context.request_abort()
 
 
-def _scheduler_config(config: EngineConfig, n_ctx: int, draft_n_ctx: int) -> SchedulerConfig:
+def _scheduler_config(
+    config: EngineConfig, n_ctx: int, drafter: LlamaDrafter | None, draft_n_ctx: int
+) -> SchedulerConfig:
     return SchedulerConfig(
         n_ctx=n_ctx,
         n_seq_max=config.n_seq_max,
@@ -332,6 +376,7 @@ def _scheduler_config(config: EngineConfig, n_ctx: int, draft_n_ctx: int) -> Sch
         speculation=config.draft_tokens,
         draft_n_ctx=draft_n_ctx,
         synthetic_acceptance=config.synthetic_acceptance,
+        draft_name=drafter.name if drafter else MODEL_DRAFTER,
         reuse_prefixes=config.reuse_prefixes,
     )
 

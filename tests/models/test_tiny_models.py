@@ -55,7 +55,13 @@ print(json.dumps({"gap": float(np.median(best[:, -1] - best[:, -2])), "noise": f
 @pytest.mark.model
 @pytest.mark.parametrize(
     "recipe",
-    [TinyModel(), TinyModel("gemma3", layers=6), TinyModel("lfm2", layers=4), TinyModel("mamba")],
+    [
+        TinyModel(),
+        TinyModel("gemma3", layers=6),
+        TinyModel("lfm2", layers=4),
+        TinyModel("mamba"),
+        TinyModel("glm4moe", layers=1),
+    ],
     ids=lambda recipe: recipe.kind,
 )
 def test_gaps_between_the_best_logits_are_far_above_the_noise_between_batch_shapes(

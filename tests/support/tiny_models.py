@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor, f32, text, u32, u32_array
 
-Kind = Literal["llama", "gemma3", "lfm2", "mamba"]
+Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe"]
 Vocabulary = Literal["smollm2", "permuted", "truncated"]
 Array = npt.NDArray[np.float32]
 
@@ -37,6 +37,8 @@ CONTEXT = 8192
 QUIET_TOKENS = 17  # SmolLM2's special tokens come first
 TRUNCATED_VOCABULARY = 32_000
 SWAPPED_TOKENS = (1_000, 2_000)
+HEAD_DISTURBANCE = 0.05
+"""What an MTP head makes of the hidden state, as a share of what it makes of the token."""
 _F32, _F16 = 0, 1
 
 
@@ -134,10 +136,23 @@ class _Weights:
         """Random: inputs of unit size come out with size `gain`."""
         self.put(name, self._normal((rows, columns)) * np.float32(gain / np.sqrt(columns)))
 
-    def embedding(self, tokens: int, width: int, scale: float) -> None:
+    def embedding(self, tokens: int, width: int, scale: float, *, same_size: bool = False) -> None:
         values = self._normal((tokens, width)) * np.float32(scale)
+        if same_size:  # every row exactly of size `scale`, so that a norm only rescales
+            values *= np.float32(scale) / np.sqrt(np.mean(values**2, axis=1, keepdims=True))
         values[:QUIET_TOKENS] *= 0.05
         self.put("token_embd.weight", values, ggml_type=_F16)
+
+    def experts(self, name: str, shape: tuple[int, int, int], gain: float = 1.0) -> None:
+        """A matrix for each expert: (experts, rows, columns)."""
+        experts, rows, columns = shape
+        values = self._normal((experts * rows, columns)) * np.float32(gain / np.sqrt(columns))
+        self.put(name, values.reshape(shape))
+
+    def projection(self, name: str, width: int, gain: float) -> None:
+        """Keeps the first half of its input; of the second half a random mixture of size `gain` is added."""
+        mixture = self._normal((width, width)) * np.float32(gain / np.sqrt(width))
+        self.put(name, np.hstack([np.eye(width, dtype=np.float32), mixture]))
 
     def constant(self, name: str, size: int, value: float = 1.0) -> None:
         self.put(name, np.full(size, value, np.float32))
@@ -167,6 +182,16 @@ def _feed_forward(weights: _Weights, block: str, width: int, hidden: int) -> Non
     weights.matrix(f"{block}.ffn_gate.weight", hidden, width)
     weights.matrix(f"{block}.ffn_up.weight", hidden, width)
     weights.matrix(f"{block}.ffn_down.weight", width, hidden, gain=2.0)
+
+
+def _experts(weights: _Weights, block: str, width: int, hidden: int, experts: int) -> None:
+    for name, outputs, inputs, gain in (
+        ("gate", hidden, width, 1.0),
+        ("up", hidden, width, 1.0),
+        ("down", width, hidden, 2.0),
+    ):
+        weights.experts(f"{block}.ffn_{name}_exps.weight", (experts, outputs, inputs), gain)
+        weights.matrix(f"{block}.ffn_{name}_shexp.weight", outputs, inputs, gain)
 
 
 def _sizes(weights: _Weights, width: int, hidden: int, tokens: int) -> dict[str, bytes]:
@@ -218,6 +243,45 @@ def _gemma3(weights: _Weights, tokens: int) -> dict[str, bytes]:
         "attention.value_length": u32(head[2]),
         "attention.sliding_window": u32(window),
         "rope.freq_base": f32(10_000.0),
+    }
+
+
+def _glm4moe(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """A dense mixture of experts with one NextN (MTP) layer behind its `layers`.
+
+    The head is a copy of the last layer that reads the token's embedding as the trunk does, plus a share of the hidden
+    state before it. So with one layer it is the model itself, disturbed by the hidden states: right most of the time,
+    and otherwise right where they are. Both experts are always used: no choice between them that noise could tip.
+    """
+    width, hidden, experts, head, scale = 64, 64, 2, (4, 2, 16), 0.3
+    trunk = weights.model.layers
+    weights.embedding(tokens, width, scale, same_size=True)
+    weights.constant("output_norm.weight", width, 2.0)
+    for index in range(trunk):
+        start = len(weights.tensors)
+        block = f"blk.{index}"
+        weights.constant(f"{block}.attn_norm.weight", width)
+        weights.constant(f"{block}.post_attention_norm.weight", width)
+        _attention(weights, block, width, head)
+        weights.matrix(f"{block}.ffn_gate_inp.weight", experts, width)
+        weights.constant(f"{block}.exp_probs_b.bias", experts, 0.0)
+        _experts(weights, block, width, hidden, experts)
+    last, nextn = f"blk.{trunk - 1}.", f"blk.{trunk}."
+    weights.tensors += [replace(tensor, name=nextn + tensor.name[len(last) :]) for tensor in weights.tensors[start:]]
+    weights.constant(f"{nextn}nextn.enorm.weight", width, scale)
+    weights.constant(f"{nextn}nextn.hnorm.weight", width, scale)
+    weights.projection(f"{nextn}nextn.eh_proj.weight", width, gain=HEAD_DISTURBANCE)
+    return _sizes(weights, width, hidden, tokens) | {
+        "block_count": u32(trunk + 1),
+        "nextn_predict_layers": u32(1),
+        "attention.head_count": u32(head[0]),
+        "attention.head_count_kv": u32(head[1]),
+        "rope.dimension_count": u32(head[2]),
+        "rope.freq_base": f32(10_000.0),
+        "expert_count": u32(experts),
+        "expert_used_count": u32(experts),
+        "expert_shared_count": u32(1),
+        "expert_feed_forward_length": u32(hidden),
     }
 
 
@@ -280,4 +344,5 @@ _ARCHITECTURES: dict[Kind, Callable[[_Weights, int], dict[str, bytes]]] = {
     "gemma3": _gemma3,
     "lfm2": _lfm2,
     "mamba": _mamba,
+    "glm4moe": _glm4moe,
 }

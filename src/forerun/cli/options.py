@@ -45,13 +45,21 @@ class ModelOptions:
         str | None,
         _model(help="A smaller model with the same vocabulary that drafts ahead."),
     ] = None
+    mtp: Annotated[
+        bool | None,
+        _model(
+            "--mtp/--no-mtp",
+            metavar="",
+            help="The model's own MTP head drafts. Default: where it has one and no --draft.",
+        ),
+    ] = None
     speculation: Annotated[
         Any,
         _model(
             parser=_speculation,
             metavar="auto|off|N",
             help="auto: draft as far as it pays by measured costs; N: at most N tokens a step, whatever they cost. "
-            "Default: auto with --draft, else off.",
+            "Default: auto with --draft or --mtp, else off.",
         ),
     ] = None
     synthetic_acceptance: Annotated[
@@ -77,6 +85,7 @@ class ModelOptions:
         return EngineConfig(
             model=self.model,
             draft=self.draft,
+            mtp=self.mtp,
             speculation=self.speculation,
             synthetic_acceptance=self.synthetic_acceptance,
             n_ctx=self.n_ctx,

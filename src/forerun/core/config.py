@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from forerun.core.pool import DEFAULT_MIN_PREFIX_SIMILARITY, DEFAULT_MIN_PREFIX_TOKENS
 
+MODEL_DRAFTER = "draft"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -29,6 +31,8 @@ class SchedulerConfig:
     """Drafted tokens a sequence and step at most; 0 turns drafting off."""
     draft_n_ctx: int = 0
     """Cells of the draft model's KV memory; 0 where there is no draft model."""
+    draft_name: str = MODEL_DRAFTER
+    """What usage calls the draft model."""
     min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY
     min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS
     synthetic_acceptance: float | None = None

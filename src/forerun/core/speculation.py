@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposal
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
-from forerun.core.config import SchedulerConfig
+from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.origins import Origins
 from forerun.core.pool import SequencePool
@@ -27,7 +27,6 @@ from forerun.core.running import RequestState, sequence_of
 from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Proposal, SequenceResult, StepPlan, StepTimes
 from forerun.core.synthetic import SyntheticAcceptance
 
-MODEL_DRAFTER = "draft"
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
 _MODEL_GUESS = 0.6
@@ -317,7 +316,7 @@ class DraftPlanner:
     def origins(self, row: DecodeRow, drafted: int) -> Origins:
         """Who proposed the `drafted` tokens that were verified behind a row: its own drafts, then the draft model's."""
         own = (row.origins or ((self._lookup.name, len(row.drafts)),)) if row.drafts else ()
-        return (*own, (MODEL_DRAFTER, drafted - len(row.drafts))) if drafted > len(row.drafts) else own
+        return (*own, (self._config.draft_name, drafted - len(row.drafts))) if drafted > len(row.drafts) else own
 
     # --- learning ----------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,11 @@ class Batch:
     0                                        rows           capacity
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, state_width: int = 0) -> None:
+        """`state_width`: numbers of a hidden state that each row takes beside its token; 0 for plain models."""
         self.capacity = capacity
+        self.states = np.zeros((capacity, state_width), np.float32)
+        """Hidden states beside the tokens, shape (capacity, state_width). Rows keep what was written last."""
         self.rows = 0
         self.outputs = 0
         """How many rows ask for logits."""
@@ -35,7 +38,7 @@ class Batch:
         self.native: Any = llama_cpp.llama_batch(
             n_tokens=0,
             token=_pointer(self._tokens, ctypes.c_int32),
-            embd=None,
+            embd=_pointer(self.states, ctypes.c_float) if state_width else None,
             pos=_pointer(self._positions, ctypes.c_int32),
             n_seq_id=_pointer(self._one_each, ctypes.c_int32),
             seq_id=_pointer(self._sequence_pointers, ctypes.POINTER(ctypes.c_int32)),
@@ -76,6 +79,19 @@ class Batch:
             self._logits[stop - 1] = 1
             self.outputs += 1
         self.rows = self.native.n_tokens = stop
+
+    def output_rows(self) -> list[int]:
+        """The rows that ask for logits."""
+        rows: list[int] = np.flatnonzero(self._logits[: self.rows]).tolist()
+        return rows
+
+    def runs(self) -> Iterator[tuple[int, int, slice]]:
+        """(sequence id, first position, rows) of every stretch of one sequence at consecutive positions."""
+        sequences, positions = self._sequences[: self.rows], self._positions[: self.rows]
+        is_new = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
+        starts = [0, *(np.flatnonzero(is_new) + 1).tolist()] if self.rows else []
+        for start, stop in zip(starts, [*starts[1:], self.rows], strict=True):
+            yield int(sequences[start]), int(positions[start]), slice(start, stop)
 
     def __repr__(self) -> str:
         return f"Batch({self.rows} of {self.capacity} rows, {self.outputs} with logits)"

@@ -12,7 +12,6 @@ import numpy as np
 from llama_cpp import llama_cpp
 
 from forerun.core.costs import CostCurve
-from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -25,7 +24,7 @@ class Calibration:
 
     def __init__(self, context: LlamaContext) -> None:
         self._context = context
-        self._batch = Batch(context.n_batch)
+        self._batch = context.new_batch()
         self._tokens = np.random.default_rng(0).integers(0, context.model.vocabulary.size, context.n_batch)
 
     def measure(self, budget: float = 4.0) -> CostCurve:
@@ -96,7 +95,8 @@ def calibration_key(context: LlamaContext, n_gpu_layers: int) -> str:
     settings = (params.n_threads, params.n_threads_batch, params.n_ubatch, params.type_k, params.type_v)
     build = (version("llama-cpp-python"), llama_cpp.llama_print_system_info())
     model = (os.path.realpath(path), file.st_size, file.st_mtime_ns, n_gpu_layers)
-    return repr((1, model, build, machine, settings, params.flash_attention, params.offload_kqv))
+    layers = ("mtp",) if params.is_mtp else ()
+    return repr((1, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
 
 
 def _processor() -> str:

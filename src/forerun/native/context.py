@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from forerun.errors import EngineError, ModelLoadError
 from forerun.native.batch import Batch
 from forerun.native.log import native_log
 from forerun.native.model import LlamaModel
+from forerun.native.nextn import nextn_width
 from forerun.native.uninterrupted import uninterrupted
 
 CACHE_TYPES: dict[str, int] = {
@@ -64,6 +66,8 @@ class ContextParams:
     """A key of CACHE_TYPES."""
     offload_kqv: bool = True
     """Keep the KV memory on the GPU if there is one."""
+    is_mtp: bool = False
+    """Run the model's MTP (NextN) layer instead of the model: rows are tokens with hidden states (native/mtp.py)."""
 
     def native(self) -> Any:
         """As llama_context_params. Raises KeyError for an unknown cache type."""
@@ -78,6 +82,8 @@ class ContextParams:
         params.type_k = CACHE_TYPES[self.type_k]
         params.type_v = CACHE_TYPES[self.type_v]
         params.kv_unified = True
+        if self.is_mtp:
+            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         params.no_perf = True
         return params
 
@@ -100,6 +106,8 @@ class LlamaContext:
             raise ModelLoadError(f"{model.path}: no context of {params.n_ctx} tokens could be made: {reasons}")
         # The finalizer holds the model: it must not be freed before its contexts.
         self._handle: int = handle
+        self.after_decode: Callable[[Batch], None] | None = None
+        """Told of every batch that was decoded, before anything is read of it."""
         self._free = weakref.finalize(self, _free_context, handle, model)
         self._memory: int = llama_cpp.llama_get_memory(self._handle)
         self.n_ctx: int = llama_cpp.llama_n_ctx(self._handle)
@@ -110,7 +118,16 @@ class LlamaContext:
         self._abort_flag = ctypes.create_string_buffer(2)
         llama_cpp.llama_set_abort_callback(self._handle, _STRLEN, ctypes.addressof(self._abort_flag))
 
+    @property
+    def handle(self) -> int:
+        """The native llama_context; for forerun.native only."""
+        return self._handle
+
     # --- decoding ---
+
+    def new_batch(self) -> Batch:
+        """A batch as large as this context takes."""
+        return Batch(self.n_batch, nextn_width(self.model.handle) if self.params.is_mtp else 0)
 
     def decode(self, batch: Batch) -> None:
         """Evaluate a batch (1 to n_batch rows).
@@ -124,6 +141,8 @@ class LlamaContext:
         code: int = llama_cpp.llama_decode(self._handle, batch.native)
         if code == 0:
             self._n_outputs = batch.outputs
+            if self.after_decode is not None:
+                self.after_decode(batch)
             return
         kind = _DECODE_FAILURES.get(code, FailureKind.FAILED)
         if kind is FailureKind.ABORTED:

@@ -10,14 +10,13 @@ import numpy as np
 
 from forerun.core.prompt import Tokens
 from forerun.core.step import DraftFill, DraftRequest, Proposal
-from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 
 _log = logging.getLogger("forerun.native")
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """Rows for one sequence at consecutive positions; `next` becomes the likeliest token after them, where asked."""
 
     sequence_id: int
@@ -32,7 +31,7 @@ class _Draft:
     """One request while it is drafted. `run` is what is fed next."""
 
     request: DraftRequest
-    run: _Run
+    run: Run
     proposals: list[int] = field(default_factory=list)
 
 
@@ -54,7 +53,7 @@ class LlamaDrafter:
         self.context = context
         self.rows_evaluated = 0
         """Rows the draft model has computed so far."""
-        self._batch = Batch(context.n_batch)
+        self._batch = context.new_batch()
         self._end_tokens = context.model.vocabulary.end_tokens
 
     # --- running ahead ---
@@ -62,7 +61,7 @@ class LlamaDrafter:
     def fill(self, fills: Sequence[DraftFill]) -> None:
         """Run text through the draft model; what does not fit is missing, and `held` tells."""
         runs = [
-            _Run(fill.sequence_id, fill.tokens, fill.position, asks_next=False)
+            Run(fill.sequence_id, fill.tokens, fill.position, asks_next=False)
             for fill in fills
             if self.held(fill.sequence_id) == fill.position
         ]
@@ -107,15 +106,15 @@ class LlamaDrafter:
         if len(draft.proposals) >= draft.request.limit or token in self._end_tokens:
             return False
         position = draft.run.position + len(draft.run.tokens)
-        draft.run = _Run(draft.request.sequence_id, (token,), position, asks_next=True)
+        draft.run = Run(draft.request.sequence_id, (token,), position, asks_next=True)
         return True
 
     # --- evaluation ---
 
-    def _feed(self, runs: Sequence[_Run]) -> None:
+    def _feed(self, runs: Sequence[Run]) -> None:
         """Evaluate runs in as few decodes as n_batch allows. After a failed decode the rest is left out."""
         self._batch.clear()
-        ended: list[_Run] = []
+        ended: list[Run] = []
         try:
             for run in runs:
                 self._feed_run(run, ended)
@@ -123,19 +122,23 @@ class LlamaDrafter:
         except NativeStepError as error:
             _log.info("draft model: %s; going on with fewer proposals", error)
 
-    def _feed_run(self, run: _Run, ended: list[_Run]) -> None:
-        batch, start, end = self._batch, 0, len(run.tokens)
+    def _feed_run(self, run: Run, ended: list[Run]) -> None:
+        start, end = 0, len(run.tokens)
         while start < end:
-            if not batch.room:
+            if not self._batch.room:
                 self._flush(ended)
-            stop = min(end, start + batch.room)
+            stop = min(end, start + self._batch.room)
             asks_next = run.asks_next and stop == end
-            batch.add_run(run.tokens[start:stop], run.position + start, run.sequence_id, last_output=asks_next)
+            self._add_rows(run, start, stop, last_output=asks_next)
             if asks_next:
                 ended.append(run)
             start = stop
 
-    def _flush(self, ended: list[_Run]) -> None:
+    def _add_rows(self, run: Run, start: int, stop: int, *, last_output: bool) -> None:
+        """Put run.tokens[start:stop] into the batch."""
+        self._batch.add_run(run.tokens[start:stop], run.position + start, run.sequence_id, last_output=last_output)
+
+    def _flush(self, ended: list[Run]) -> None:
         """Decode the batch and give the runs that ended in it their next token."""
         if not self._batch.rows:
             return
@@ -181,4 +184,4 @@ class LlamaDrafter:
 
 def _draft(request: DraftRequest) -> _Draft:
     unseen = request.tokens[request.held :]
-    return _Draft(request, _Run(request.sequence_id, unseen, request.held, asks_next=True))
+    return _Draft(request, Run(request.sequence_id, unseen, request.held, asks_next=True))

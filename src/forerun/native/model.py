@@ -59,8 +59,9 @@ class LlamaModel:
         n_gpu_layers: int = -1,
         progress: Callable[[float], None] | None = None,
         vocab_only: bool = False,
+        with_mtp: bool = False,
     ) -> Self:
-        """Load a GGUF file, its vocabulary alone where asked.
+        """Load a GGUF file, its vocabulary alone, or its MTP layers too, where asked.
 
         `n_gpu_layers`: how many layers go to a GPU if there is one, all when negative. `progress` is told the loaded
         share in [0, 1], in the caller's thread; an exception from it (or KeyboardInterrupt at any time) ends the load
@@ -71,6 +72,8 @@ class LlamaModel:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.vocab_only = vocab_only
+        if with_mtp:
+            params.load_mtp = True
         handle = _load_interruptibly(path, params, progress)
         if handle is None:
             reasons = "; ".join(native_log.errors_since(mark)) or "llama.cpp gave no reason"
