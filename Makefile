@@ -22,7 +22,7 @@ check: setup ## Format, lint, types, import contracts and the tests that need no
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n auto -m "not model and not slow"
 
-bench: setup ## Compare with a bare loop over llama_decode; prints the tables of docs/benchmarks.md
+bench: setup ## All benchmarks, about 20 minutes; prints the tables of docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
 setup: ## Create .venv and install what requirements.lock pins, if that is not done yet

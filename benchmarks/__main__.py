@@ -1,21 +1,39 @@
-"""Run all benchmarks and write benchmarks/results/*.json: `make bench`, with nothing else running."""
+"""Run benchmarks and write benchmarks/results/*.json, with nothing else running: `python -m benchmarks [NAME...]`.
+
+Without names all of them run, about 20 minutes with SmolLM2. `plot` draws docs/speculation.svg from the results.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from benchmarks import core, single_stream, speculation
-from benchmarks.report import save, show
+from benchmarks import core, plot, single_stream, speculation, synthetic, ttft
+from benchmarks.report import Figures, save, show
 
-_ALL = {"core": core.run, "single_stream": single_stream.run, "speculation": speculation.run}
+BENCHMARKS: dict[str, Callable[[], Figures]] = {
+    "core": core.run,
+    "single_stream": single_stream.run,
+    "copy": speculation.copy,
+    "prose": speculation.prose,
+    "mix": speculation.mix,
+    "synthetic": synthetic.run,
+    "ttft": ttft.run,
+}
 
 
-def main() -> None:
-    for name in sys.argv[1:] or _ALL:
-        figures = _ALL[name]()
+def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in BENCHMARKS and name != "plot"]
+    if unknown:
+        sys.exit(f"benchmarks: no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}, and plot")
+    for name in names or BENCHMARKS:
+        if name == "plot":
+            sys.stdout.write(f"{plot.draw_results()}\n")
+            continue
+        figures = BENCHMARKS[name]()
         show(name, figures)
         save("-".join([name, *(str(figures[key]) for key in ("target", "draft") if figures.get(key))]), figures)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

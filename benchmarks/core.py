@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.report import Spread, spread
+from benchmarks.report import Figures, Spread, spread
 from forerun.core.config import SchedulerConfig
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
@@ -20,7 +20,7 @@ _RUNNING = 64
 _VOCABULARY = FakeVocabulary([bytes([97 + index % 26]) for index in range(50)], end_tokens=())
 
 
-def run() -> dict[str, object]:
+def run() -> Figures:
     return {
         "step_ms_64_running": step_cost(stop=()),
         "step_ms_64_running_with_stop_strings": step_cost(stop=("zzzzz", "qqq")),

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from benchmarks.bare import Timing
-from forerun.compose import Engine
+from forerun.compose import Engine, EngineConfig, build
+from forerun.core.costs import CostCurve, StepCosts
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams, Usage
 
@@ -30,6 +33,27 @@ class Answer:
         return (len(self.timing.tokens) - 1) / self.timing.decode
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Answers to prompts that were asked together, and seconds from the call to the last token of all."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens of all streams a second, prompts included."""
+        return sum(len(answer.timing.tokens) for answer in self.answers) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What target and draft cost, as the engine measured it when it was loaded."""
+
+    target: CostCurve
+    draft: CostCurve | None
+
+
 class EngineProcess:
     """An engine with `options` (those of Engine.load) in a child process."""
 
@@ -38,13 +62,19 @@ class EngineProcess:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(options, theirs), daemon=True)
         self._process.start()
-        self._connection.recv()
+        self.curves: Curves | None = self._connection.recv()
+        """There where the engine drafts automatically."""
 
     def answer(self, prompt: str | Tokens, params: SamplingParams) -> Answer:
-        self._connection.send((prompt, params))
-        answer = self._connection.recv()
-        assert isinstance(answer, Answer)
-        return answer
+        """One prompt alone."""
+        return self.answers([prompt], params).answers[0]
+
+    def answers(self, prompts: Sequence[str | Tokens], params: SamplingParams) -> Batch:
+        """All prompts at once."""
+        self._connection.send((list(prompts), params))
+        batch = self._connection.recv()
+        assert isinstance(batch, Batch)
+        return batch
 
     def __enter__(self) -> Self:
         return self
@@ -54,25 +84,59 @@ class EngineProcess:
         self._process.join()
 
 
+@contextmanager
+def engines(
+    options: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, EngineProcess]]:
+    """A process for each of the named settings, all warm."""
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(EngineProcess({**options, **setting})) for name, setting in settings.items()
+        }
+        for process in processes.values():
+            process.answer("Say something.", SamplingParams(max_tokens=16, ignore_eos=True))
+        yield processes
+
+
+def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Rounds over all names, every other round backwards: what drifts meets all of them alike."""
+    for index in range(rounds):
+        for name in names if index % 2 else names[::-1]:
+            yield index, name
+
+
 def _serve(options: dict[str, Any], connection: Connection) -> None:
-    with Engine.load(**options) as engine:
-        connection.send("ready")
+    parts = build(EngineConfig(**options))
+    with Engine(parts) as engine:
+        connection.send(_curves(parts.scheduler.costs))
         while True:
             try:
-                prompt, params = connection.recv()
+                prompts, params = connection.recv()
             except EOFError:
                 return
-            connection.send(_answer(engine, prompt, params))
+            connection.send(_answers(engine, prompts, params))
 
 
-def _answer(engine: Engine, prompt: str | Tokens, params: SamplingParams) -> Answer:
-    tokens: list[int] = []
-    usage: Usage | None = None
-    started = first = time.perf_counter()
-    for output in engine.stream(prompt, params):
-        if not tokens:
-            first = time.perf_counter()
-        tokens.extend(output.token_ids)
-        usage = output.usage
-    assert usage is not None
-    return Answer(Timing(first - started, time.perf_counter() - first, tuple(tokens)), usage)
+def _curves(costs: StepCosts | None) -> Curves | None:
+    return None if costs is None else Curves(costs.target.curve, costs.draft.curve if costs.draft else None)
+
+
+def _answers(engine: Engine, prompts: list[str | Tokens], params: SamplingParams) -> Batch:
+    tokens: list[list[int]] = [[] for _ in prompts]
+    firsts, lasts = [0.0] * len(prompts), [0.0] * len(prompts)
+    usages: dict[int, Usage] = {}
+    started = time.perf_counter()
+    for output in engine.stream(prompts, params):
+        if output.error is not None:
+            raise output.error
+        lasts[output.index] = time.perf_counter()
+        if not tokens[output.index]:
+            firsts[output.index] = lasts[output.index]
+        tokens[output.index].extend(output.token_ids)
+        if output.usage is not None:
+            usages[output.index] = output.usage
+    timings = [
+        Timing(first - started, last - first, tuple(own))
+        for first, last, own in zip(firsts, lasts, tokens, strict=True)
+    ]
+    return Batch([Answer(timing, usages[index]) for index, timing in enumerate(timings)], max(lasts) - started)

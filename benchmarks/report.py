@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeAlias
+
+Figures: TypeAlias = dict[str, Any]
+"""What one benchmark measured: names to numbers, spreads and texts; "settings" holds such a dict for each setting."""
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,7 +34,10 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    low, median, high = statistics.quantiles(values, n=4)
+    """Raises ValueError where nothing was measured."""
+    if not values:
+        raise ValueError("no measurements")
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return Spread(median, low, high, len(values))
 
 
@@ -48,13 +55,13 @@ def _commit() -> str:
     return git.stdout.strip()
 
 
-def save(name: str, figures: dict[str, object]) -> Path:
+def save(name: str, figures: Figures) -> Path:
     """Write one benchmark's figures beside what they were measured with."""
     content = {
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]},
         "versions": {"python": platform.python_version(), "forerun": _commit()}
         | {package: version(package) for package in ("llama-cpp-python", "numpy")},
-        "figures": {key: asdict(value) if isinstance(value, Spread) else value for key, value in figures.items()},
+        "figures": _plain(figures),
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
@@ -62,6 +69,31 @@ def save(name: str, figures: dict[str, object]) -> Path:
     return path
 
 
-def show(title: str, figures: dict[str, object]) -> None:
-    sys.stdout.write(f"\n{title}\n" + "".join(f"  {key:<58} {value}\n" for key, value in figures.items()))
+def _plain(value: object) -> object:
+    if isinstance(value, Spread):
+        return asdict(value)
+    return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+
+
+def show(title: str, figures: Figures) -> None:
+    """Print figures as lines, and those of several settings as a table."""
+    single = {key: value for key, value in figures.items() if key != "settings"}
+    sys.stdout.write(f"\n{title}\n" + "".join(f"  {key:<58} {_short(value)}\n" for key, value in single.items()))
+    if "settings" in figures:
+        _show_table(figures["settings"])
     sys.stdout.flush()
+
+
+def _show_table(settings: dict[str, Figures]) -> None:
+    columns = list(next(iter(settings.values())))
+    rows = [["", *(column.replace("_", " ") for column in columns)]]
+    rows += [[name, *(_short(own[column]) for column in columns)] for name, own in settings.items()]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        sys.stdout.write("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + "\n")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, Spread):
+        return f"{value.median:.4g} ({value.low:.4g} to {value.high:.4g})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.bare import BareProcess, BareSettings, Timing
 from benchmarks.engine_process import EngineProcess
-from benchmarks.report import spread
+from benchmarks.report import Figures, spread
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams
 from forerun.models.resolve import resolve_model
@@ -32,7 +32,7 @@ _MMAP_FROM = str(512 * 1024)
 _Both = tuple[Timing, Timing]
 
 
-def run(model: str = "smollm2") -> dict[str, object]:
+def run(model: str = "smollm2") -> Figures:
     """Ratios of speed, 1.0 = the bare loop; the engine's time includes its thread and the hand-over of each token."""
     rng = np.random.default_rng(0)
     os.environ["MALLOC_MMAP_THRESHOLD_"] = _MMAP_FROM  # read by malloc when a child starts
@@ -66,7 +66,7 @@ def _round(engine: EngineProcess, bare: BareProcess, prompt: Tokens, *, engine_f
     return engine.answer(prompt, params).timing, theirs
 
 
-def _figures(pairs: list[_Both]) -> dict[str, object]:
+def _figures(pairs: list[_Both]) -> Figures:
     def per_token(timing: Timing) -> float:
         return timing.decode / (len(timing.tokens) - 1)
 

@@ -1,73 +1,151 @@
-"""Speculation on against off: copying and free prose, one stream, every setting in a process of its own, interleaved.
+"""Speculation on, off and at fixed lengths: edits that copy, free prose, and a mix of both in eight streams.
 
-The settings are off, automatic, and fixed lengths (the sweep that automatic is compared with). A model pair comes from
-the environment: FORERUN_TARGET and FORERUN_DRAFT; without it SmolLM2 drafts by n-gram alone.
+Each setting is an engine in a process of its own, asleep while another runs; rounds are interleaved; figures are
+medians and quartiles of paired ratios. Prompts go through the chat template, and greedy answers end where the model
+ends them.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.engine_process import Answer, EngineProcess
-from benchmarks.report import spread
+from benchmarks.engine_process import Answer, Batch, Curves, EngineProcess, engines, interleaved
+from benchmarks.prompts import COPY, PROSE
+from benchmarks.report import Figures, spread
+from benchmarks.settings import Settings, settings
+from forerun.compose import MAX_AUTO_DRAFT_TOKENS
+from forerun.core.costs import CostCurve
 from forerun.core.request import SamplingParams
 
-_TOKENS = 160
-_ROUNDS = 5
-_SETTINGS: dict[str, Any] = {"off": 0, "auto": "auto", "fixed 2": 2, "fixed 4": 4, "fixed 8": 8, "fixed 16": 16}
-
-_TEXT = (
-    "The lighthouse stands on a narrow point of rock about two miles north of the harbour. It was built in 1871 by a "
-    "company from the mainland and has been kept by the same family ever since. Every evening at dusk the keeper "
-    "climbs the one hundred and twelve steps to the lantern room, trims the wick, winds the clockwork and opens the "
-    "shutters. On clear nights the beam can be seen from the hills behind the town, and on foggy ones the bell is rung "
-    "by hand every half minute. The oldest of the keepers, who is now ninety-one, says that the sea has not been the "
-    "same since the new breakwater came."
-)
-
-WORKLOADS = {
-    "copy": [f"Repeat this text word for word, and nothing else:\n\n{_TEXT}"] * _ROUNDS,
-    "prose": [
-        f"Write a short story about {subject}. Use vivid language and do not repeat yourself."
-        for subject in ("a clockmaker", "two rivers", "a lost letter", "the last tram", "an island of cats")
-    ],
-}
+FIXED = (2, 4, 8, 16)
+SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
+STATIC = [name for name in SPECULATION if name != "auto"]
+_STREAMS = 8
+_SHORTEST = 16
+"""Answers with fewer tokens say nothing about speed."""
 
 
-def run() -> dict[str, object]:
-    """Speed against off (1.0 = off), by workload and setting: medians over rounds of paired ratios."""
-    target, draft = os.environ.get("FORERUN_TARGET", "smollm2"), os.environ.get("FORERUN_DRAFT")
-    options = {"model": target, "draft": draft, "n_ctx": 2048, "n_threads": 2, "reuse_prefixes": False}
-    figures: dict[str, object] = {"target": os.path.basename(target), "draft": os.path.basename(draft or "")}
-    with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(EngineProcess({**options, "speculation": setting}))
-            for name, setting in _SETTINGS.items()
+def copy() -> Figures:
+    """One stream, edits: against off, against the best fixed setting, and against what rows cost here."""
+    return _one_stream("copy", COPY)
+
+
+def prose() -> Figures:
+    """One stream of prose, where nothing can be copied."""
+    return _one_stream("prose", PROSE)
+
+
+def mix() -> Figures:
+    """Eight streams at once, half of them edits: each stream's own speed, and that of all together."""
+    use = settings()
+    with _engines(use) as processes:
+        groups = [_mixed(index) for index in range(min(use.rounds, use.prompts))]
+        batches: dict[str, list[Batch]] = {name: [] for name in processes}
+        for index, name in interleaved(list(processes), len(groups)):
+            batches[name].append(processes[name].answers(groups[index], _params(use)))
+    streams = {name: [answer for batch in own for answer in batch.answers] for name, own in batches.items()}
+    overall = {name: [batch.rate for batch in own] for name, own in batches.items()}
+    best = max(STATIC, key=lambda name: statistics.median(overall[name]))
+    figures: Figures = {**use.names, "workload": "mix", "streams": _STREAMS, "best_static": best, "settings": {}}
+    for name, rates in overall.items():
+        own = _by_stream(streams[name], streams["off"])
+        figures["settings"][name] = {
+            "overall_against_off": spread(_ratios(rates, overall["off"])),
+            "overall_against_best_static": spread(_ratios(rates, overall[best])),
+            "copy_streams_against_off": spread([ratio for at, ratio in own if at % 2 == 0]),
+            "prose_streams_against_off": spread([ratio for at, ratio in own if at % 2]),
+            "slowest_stream_against_off": min(ratio for _, ratio in own),
+            **_receipts(streams[name]),
         }
-        for workload, prompts in WORKLOADS.items():
-            runs = _interleaved(engines, prompts)
-            for name in _SETTINGS:
-                figures |= _figures(workload, name, runs)
     return figures
 
 
-def _interleaved(engines: dict[str, EngineProcess], prompts: list[str]) -> dict[str, list[Answer]]:
-    params = SamplingParams(max_tokens=_TOKENS, ignore_eos=True)
-    runs: dict[str, list[Answer]] = {name: [] for name in engines}
-    for index, prompt in enumerate(prompts):
-        order = list(engines) if index % 2 else list(engines)[::-1]
-        for name in order:
-            runs[name].append(engines[name].answer(prompt, params))
-    return runs
+def _mixed(index: int) -> list[str]:
+    """Prompts of one round: edits and prose in turn, others each round."""
+    half = _STREAMS // 2
+    pairs = [(COPY[(index * half + at) % len(COPY)], PROSE[(index * half + at) % len(PROSE)]) for at in range(half)]
+    return [prompt for pair in pairs for prompt in pair]
 
 
-def _figures(workload: str, name: str, runs: dict[str, list[Answer]]) -> dict[str, object]:
-    ratios = [own.rate / off.rate for own, off in zip(runs[name], runs["off"], strict=True)]
-    last = runs[name][-1].usage
-    figures: dict[str, object] = {f"{workload} {name}: speed against off": spread(ratios)}
-    if name == "off":
-        return {f"{workload} off: ms a token": spread([1e3 / run.rate for run in runs[name]])}
-    figures[f"{workload} {name}: accepted of drafted (last)"] = f"{last.accepted_tokens} of {last.drafted_tokens}"
+def _engines(use: Settings) -> Any:
+    # Costs are measured anew: what auto goes by should be of the same hour as what it is compared with.
+    auto = {name: {"speculation": value, "recalibrate": value == "auto"} for name, value in SPECULATION.items()}
+    return engines({**use.options, "draft": use.draft}, auto)
+
+
+def _one_stream(workload: str, prompts: Sequence[str]) -> Figures:
+    use = settings()
+    chosen = prompts[: use.prompts]
+    with _engines(use) as processes:
+        curves = processes["auto"].curves
+        answers = _answered(processes, chosen, _params(use))
+    kept = [at for at, answer in enumerate(answers["off"]) if answer.usage.output_tokens >= _SHORTEST]
+    answers = {name: [own[at] for at in kept] for name, own in answers.items()}
+    rates = {name: [answer.rate for answer in own] for name, own in answers.items()}
+    best = max(STATIC, key=lambda name: statistics.median(rates[name]))
+    figures: Figures = {**use.names, "workload": workload, "prompts": len(kept), "best_static": best, "settings": {}}
+    figures |= _allowed(curves) if workload == "copy" and curves is not None else {}
+    for name, own in rates.items():
+        figures["settings"][name] = {
+            "against_off": spread(_ratios(own, rates["off"])),
+            "against_best_static": spread(_ratios(own, rates[best])),
+            "ms_a_token": spread([1e3 / rate for rate in own]),
+            **_receipts(answers[name]),
+        }
     return figures
+
+
+def _answered(
+    processes: Mapping[str, EngineProcess], prompts: Sequence[str], params: SamplingParams
+) -> dict[str, list[Answer]]:
+    answers: dict[str, list[Answer]] = {name: [] for name in processes}
+    for index, name in interleaved(list(processes), len(prompts)):
+        answers[name].append(processes[name].answer(prompts[index], params))
+    return answers
+
+
+def _params(use: Settings) -> SamplingParams:
+    return SamplingParams(max_tokens=use.tokens)
+
+
+def _ratios(own: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(own, others, strict=True)]
+
+
+def _by_stream(own: Sequence[Answer], off: Sequence[Answer]) -> list[tuple[int, float]]:
+    """Each stream's place in its round, and its speed against the same stream's without speculation."""
+    pairs = enumerate(zip(own, off, strict=True))
+    return [(at % _STREAMS, one.rate / other.rate) for at, (one, other) in pairs if _is_long(one) and _is_long(other)]
+
+
+def _is_long(answer: Answer) -> bool:
+    return answer.usage.output_tokens >= _SHORTEST
+
+
+def _receipts(answers: Sequence[Answer]) -> dict[str, object]:
+    """What the engine itself says it did, over all answers."""
+    usages = [answer.usage for answer in answers]
+    drafted, accepted = sum(usage.drafted_tokens for usage in usages), sum(usage.accepted_tokens for usage in usages)
+    steps = sum(usage.draft_steps for usage in usages)
+    return {
+        "output_tokens": sum(usage.output_tokens for usage in usages),
+        "drafted": drafted,
+        "accepted": accepted,
+        "accepted_a_draft": accepted / steps if steps else 0.0,
+        "saved_ms": sum(usage.saved_ms for usage in usages),
+    }
+
+
+def _allowed(curves: Curves) -> dict[str, object]:
+    """What the measured costs allow where every drafted token is accepted and drafting itself is free."""
+    length, speed = best_at_full_acceptance(curves.target)
+    return {"curve_allows": speed, "curve_allows_at": length}
+
+
+def best_at_full_acceptance(curve: CostCurve) -> tuple[int, float]:
+    """The draft length m with the largest (1 + m) cost(1) / cost(1 + m), and that speed (1.0 = plain)."""
+    speeds = {m: (1 + m) * curve.predict(1) / curve.predict(1 + m) for m in range(1, MAX_AUTO_DRAFT_TOKENS + 1)}
+    length = max(speeds, key=lambda m: speeds[m])
+    return length, speeds[length]

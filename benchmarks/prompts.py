@@ -1,0 +1,116 @@
+"""What the speculation benchmarks ask: edits that copy most of their text, and prose that copies nothing."""
+
+from __future__ import annotations
+
+import random
+
+_LIGHTHOUSE = (
+    "The lighthouse stands on a narrow point of rock about two miles north of the harbour. It was built in 1871 by a "
+    "company from the mainland and has been kept by the same family ever since. Every evening at dusk the keeper "
+    "climbs the one hundred and twelve steps to the lantern room, trims the wick, winds the clockwork and opens the "
+    "shutters. On clear nights the beam can be seen from the hills behind the town, and on foggy ones the bell is "
+    "rung by hand every half minute. The oldest of the keepers, who is now ninety-one, says that the sea has not been"
+    " the same since the new breakwater came."
+)
+_MARKET = (
+    "On Thursdays the square in front of the town hall is closed to cars, and by six in the morning the first stalls "
+    "are up. The baker from Orford brings rye bread and seed cakes, the two brothers from the valley sell apples, "
+    "pears and, in October, quinces. Behind the fountain a woman mends umbrellas while their owners wait. There is no"
+    " music, because the mayor forbade it in 1994 after a quarrel about a brass band, but the children sing all the "
+    "same. At one o'clock everything is packed up again, and by two only the pigeons are left."
+)
+_RIVER = (
+    "The river rises under a heap of stones that nobody has ever counted. For the first mile it is narrow enough to "
+    "step across, and sheep do so without noticing. Then it meets the stream from the northern wood and becomes loud."
+    " Below the old mill it is slow and brown, with willows on the left bank and a path for horses on the right. "
+    "Boats have not gone up it since the railway came, but the rings to which they were tied are still in the wall. "
+    "In dry summers you can see the date that a mason cut into the lowest course of the bridge: 1688."
+)
+_LETTER = (
+    "Dear Mr Haldane, thank you for your letter of the ninth of March and for the drawings, which arrived in good "
+    "order. The committee has looked at both proposals. We prefer the second one, with the staircase at the east end,"
+    " because it leaves the old chimney where it is and costs a good deal less. Please let us know by the end of the "
+    "month whether the oak can be had from the same yard as last time, and whether your men could begin in the first "
+    "week of June. The roof must be closed before the autumn rains. With kind regards, Eleanor Whitcombe, secretary."
+)
+_INVOICE = """def invoice_total(lines, discount):
+    total = 0.0
+    for line in lines:
+        price = line["price"] * line["quantity"]
+        if line.get("is_gift"):
+            continue
+        total += price
+    if discount is not None:
+        total -= total * discount
+    return round(total, 2)
+
+
+def print_invoice(lines, discount):
+    for line in lines:
+        print(f"{line['name']:<30} {line['quantity']:>4} {line['price']:>10.2f}")
+    print(f"{'total':<30} {invoice_total(lines, discount):>15.2f}")
+"""
+_QUEUE = """class Queue:
+    def __init__(self, capacity):
+        self.items = []
+        self.capacity = capacity
+
+    def push(self, item):
+        if len(self.items) >= self.capacity:
+            raise OverflowError("the queue is full")
+        self.items.append(item)
+
+    def pop(self):
+        if not self.items:
+            raise IndexError("the queue is empty")
+        return self.items.pop(0)
+
+    def peek(self):
+        return self.items[0] if self.items else None
+
+    def __len__(self):
+        return len(self.items)
+"""
+
+COPY = (
+    f"Repeat this text word for word, and nothing else:\n\n{_LIGHTHOUSE}",
+    f"Change `total` to `amount` everywhere in this program. Print the whole program and nothing else.\n\n{_INVOICE}",
+    f"Print this text again, with the year 1994 changed to 1996 and nothing else changed:\n\n{_MARKET}",
+    f"Add a docstring to every method of this class. Print the whole class and nothing else.\n\n{_QUEUE}",
+    f"Repeat this text word for word, and nothing else:\n\n{_RIVER}",
+    f"Print this letter again with the name Haldane spelt Haldene, and nothing else changed:\n\n{_LETTER}",
+    f"Repeat this program line by line, and nothing else:\n\n{_QUEUE}",
+    f"Correct the spelling mistakes in this text, and print all of it:\n\n{_LIGHTHOUSE.replace('keeper', 'keper')}",
+    f"Repeat this text word for word, and nothing else:\n\n{_MARKET}",
+    f"Repeat this program line by line, and nothing else:\n\n{_INVOICE}",
+)
+PROSE = tuple(
+    f"Write a short story about {subject}. Use vivid language and do not repeat yourself."
+    for subject in (
+        "a clockmaker",
+        "two rivers",
+        "a lost letter",
+        "the last tram",
+        "an island of cats",
+        "a violin that nobody can play",
+        "the night the lamps went out",
+        "a baker who could not sleep",
+        "a bridge between two villages",
+        "an astronomer and her brother",
+        "a winter without snow",
+        "the map in the attic",
+        "a gardener on the moon",
+        "the oldest door in town",
+    )
+)
+
+
+def long_prose(words: int, seed: int) -> str:
+    """A request to go on with a text of about so many words: sentences of the passages above, in some order."""
+    passages = " ".join([_LIGHTHOUSE, _MARKET, _RIVER, _LETTER])
+    sentences = [f"{sentence.strip()}." for sentence in passages.split(". ")]
+    order = random.Random(seed)
+    text: list[str] = []
+    while sum(sentence.count(" ") + 1 for sentence in text) < words:
+        text.append(f"{order.choice(('Then', 'Later', 'That year', 'Elsewhere', 'Still'))}: {order.choice(sentences)}")
+    return f"Write the next chapter of this book, in new words.\n\n{' '.join(text)}"

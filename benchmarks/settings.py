@@ -1,0 +1,63 @@
+"""What the speculation benchmarks run on, from the environment.
+
+FORERUN_TARGET and FORERUN_DRAFT name a model pair; without them SmolLM2 drafts by lookup alone. FORERUN_TOKENS,
+FORERUN_PROMPTS and FORERUN_ROUNDS make runs shorter or longer; the defaults keep each benchmark below six minutes on
+two cores, with SmolLM2 and with a model of ten times its size.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    target: str
+    draft: str | None
+    tokens: int
+    """Of an answer at most."""
+    prompts: int
+    """Of a workload at most."""
+    rounds: int
+    """Of what is repeated with the same prompts."""
+
+    @property
+    def is_small(self) -> bool:
+        return self.target == "smollm2"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of Engine.load for all settings that are compared."""
+        return {
+            "model": self.target,
+            "n_ctx": 4096,
+            "n_threads": _THREADS,
+            "reuse_prefixes": False,
+        }
+
+    @property
+    def names(self) -> dict[str, object]:
+        """What was measured, for result files."""
+        draft = Path(self.draft).stem if self.draft else ""
+        return {"target": Path(self.target).stem, "draft": draft, "tokens": self.tokens, "threads": _THREADS}
+
+
+def settings() -> Settings:
+    target = os.environ.get("FORERUN_TARGET", "smollm2")
+    is_small = target == "smollm2"
+    return Settings(
+        target=target,
+        draft=os.environ.get("FORERUN_DRAFT") or None,
+        tokens=_number("FORERUN_TOKENS", 160 if is_small else 72),
+        prompts=_number("FORERUN_PROMPTS", 99),
+        rounds=_number("FORERUN_ROUNDS", 3 if is_small else 2),
+    )
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
