@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import PromptLayout
@@ -22,19 +23,21 @@ class Harness:
         config: SchedulerConfig,
         runner: FakeRunner | None = None,
         vocabulary: FakeVocabulary = VOCABULARY,
-        lookup_drafter: Drafter | None = None,
+        lookups: Sequence[Drafter] | None = None,
     ) -> None:
         self.config = config
         self.vocabulary = vocabulary
-        self.scheduler = Scheduler(config, vocabulary, lookup_drafter=lookup_drafter)
+        self.scheduler = Scheduler(config, vocabulary, lookups=lookups)
         self.runner = runner or FakeRunner(config.n_ctx, vocabulary.size)
         self.requests: dict[str, Request] = {}
         self.deltas: dict[str, list[OutputDelta]] = {}
         self.plans: list[StepPlan] = []
 
-    def add(self, name: str, tokens: Sequence[int] | PromptLayout, params: SamplingParams | None = None) -> None:
+    def add(
+        self, name: str, tokens: Sequence[int] | PromptLayout, params: SamplingParams | None = None, **options: Any
+    ) -> None:
         layout = tokens if isinstance(tokens, PromptLayout) else PromptLayout.of_text(tokens)
-        request = Request(id=name, prompt=layout, params=params or SamplingParams(max_tokens=4))
+        request = Request(id=name, prompt=layout, params=params or SamplingParams(max_tokens=4), **options)
         self.scheduler.add(request)
         self.requests[name], self.deltas[name] = request, []
 

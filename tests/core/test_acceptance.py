@@ -82,5 +82,4 @@ def test_one_proposal_is_compared_at_a_time() -> None:
     drafting = RequestDrafting()
     drafting.remember("ngram", Proposal((1, 2)), at=5)
     drafting.remember("ngram", Proposal((3, 4)), at=6)
-    assert drafting.remembered is not None
-    assert drafting.remembered.at == 5
+    assert drafting.remembered["ngram"].at == 5

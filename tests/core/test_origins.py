@@ -71,7 +71,7 @@ def test_tokens_of_one_block_may_come_from_several_drafters() -> None:
     plain = Harness(config)
     plain.add("a", prompt, params)
     answer = naive_answer(plain.requests["a"].prompt, params, VOCABULARY, 64)
-    harness = Harness(config, lookup_drafter=Knowing(answer.tokens, len(prompt)))
+    harness = Harness(config, lookups=[Knowing(answer.tokens, len(prompt))])
     harness.add("a", prompt, params)
     harness.run()
     harness.assert_all_right()
@@ -112,7 +112,7 @@ def test_a_drafter_whose_origins_do_not_add_up_costs_speed_only() -> None:
         def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
             return [Proposal((1, 2), origins=(("careless", 3),)) for _ in requests]
 
-    harness = Harness(SchedulerConfig(n_ctx=64, max_num_seqs=1, speculation=4), lookup_drafter=Careless())
+    harness = Harness(SchedulerConfig(n_ctx=64, max_num_seqs=1, speculation=4), lookups=[Careless()])
     harness.add("a", [1, 2, 3], SamplingParams(max_tokens=8))
     harness.run()
     harness.assert_all_right()

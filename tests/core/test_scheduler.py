@@ -315,7 +315,7 @@ def speculative(quality: float, most: int, **changes: int) -> Harness:
     scheduler_config = config(**{"speculation": most, "draft_n_ctx": changes.get("n_ctx", 4096), **changes})
     drafter = FakeDrafter(scheduler_config.draft_n_ctx, VOCABULARY.size, quality)
     runner = FakeRunner(scheduler_config.n_ctx, VOCABULARY.size, drafter=drafter)
-    return Harness(scheduler_config, runner, lookup_drafter=NgramDrafter(longest=12, shortest=12))
+    return Harness(scheduler_config, runner, lookups=[NgramDrafter(longest=12, shortest=12)])
 
 
 @pytest.mark.parametrize("requests", [1, 4])
@@ -479,7 +479,7 @@ class _BadDrafter:
 def test_a_faulty_drafter_changes_no_answer_and_ends_nothing(
     drafter: _BadDrafter, *, raises: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harness = Harness(config(speculation=4), lookup_drafter=drafter)
+    harness = Harness(config(speculation=4), lookups=[drafter])
     for index in range(3):
         harness.add(f"r{index}", random_tokens(20, seed=index), SamplingParams(max_tokens=20))
     harness.run()
@@ -532,7 +532,7 @@ def test_drafts_leave_rows_to_a_prompt_that_waits() -> None:
         def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
             return [Proposal((0,) * request.limit) for request in requests]
 
-    harness = Harness(config(max_num_seqs=9, max_num_batched_tokens=64, speculation=8), lookup_drafter=EagerDrafter())
+    harness = Harness(config(max_num_seqs=9, max_num_batched_tokens=64, speculation=8), lookups=[EagerDrafter()])
     for index in range(8):
         harness.add(f"r{index}", random_tokens(8, seed=index), SamplingParams(max_tokens=300))
     harness.run(until=lambda: bool(harness.tokens("r7")))

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forerun.core.config import SchedulerConfig
-from forerun.core.prompt import PromptLayout, PromptSegment
-from forerun.core.request import FinishReason, OutputDelta, Request, SamplingParams
+from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
+from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import FailureKind, ForkSequence, StepFailure, StepPlan
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
@@ -50,7 +50,7 @@ parameters = st.builds(
     logprobs=st.sampled_from([None, None, 2]),
 )
 configs = st.builds(
-    lambda n_ctx, spare_ids, seqs, rows, beside, quantum, speculation, draft, tokens: SchedulerConfig(
+    lambda n_ctx, spare_ids, seqs, rows, beside, quantum, speculation, suffix, draft, tokens: SchedulerConfig(
         n_ctx=n_ctx,
         n_seq_max=seqs + spare_ids,
         max_num_seqs=seqs,
@@ -58,6 +58,7 @@ configs = st.builds(
         prefill_rows_beside_decode=beside,
         prefill_quantum=quantum,
         speculation=speculation,
+        suffix_tokens=suffix,
         draft_n_ctx=draft,
         min_prefix_tokens=tokens,
     ),
@@ -68,9 +69,20 @@ configs = st.builds(
     beside=st.sampled_from([1, 4]),
     quantum=st.sampled_from([1, 4]),
     speculation=st.sampled_from([0, 1, 3, 6]),
+    suffix=st.sampled_from([0, 64, 1000]),
     draft=st.sampled_from([0, 12, 96]),
     tokens=st.sampled_from([1, 4, 64]),
 )
+
+
+class Hook:
+    """Says that the same token must come, whatever there is; it is now and then right."""
+
+    def forced(self, output: Tokens, limit: int) -> list[int]:
+        return [0] * (limit if output.size % 3 else 0)
+
+
+hooks = st.sampled_from([None, None, Hook()])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -100,11 +112,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             return StepFailure(FailureKind.FAILED, "on demand")
         return None
 
-    @rule(layout=layouts, params=parameters)
-    def arrive(self, layout: PromptLayout, params: SamplingParams) -> None:
+    @rule(layout=layouts, params=parameters, tenant=st.sampled_from(["", "", "x"]), forced=hooks)
+    def arrive(
+        self, layout: PromptLayout, params: SamplingParams, tenant: str = "", forced: ForcedTokens | None = None
+    ) -> None:
         if layout.logical_tokens > self.config.n_ctx or len(self.requests) - len(self.finished()) > 12:
             return
-        request = Request(id=f"r{len(self.requests)}", prompt=layout, params=params, arrival=self.now)
+        name = f"r{len(self.requests)}"
+        request = Request(id=name, prompt=layout, params=params, arrival=self.now, tenant=tenant, forced=forced)
         self.requests[request.id] = request
         self.deltas[request.id] = []
         self.scheduler.add(request)

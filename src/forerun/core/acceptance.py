@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.core.origins import Origins
+from forerun.core.request import ForcedTokens
 from forerun.core.step import Proposal
+from forerun.core.suffix import WrittenText
 
 POSITIONS = 16
 """Later positions share the last one's record."""
@@ -19,7 +21,7 @@ _SHARED_TRUST = 5.0
 _REQUEST_TRUST = 4.0
 """What all requests taught counts like this many of a request's own trials."""
 _SUREST = 0.98
-"""No position is expected to be surer than this before it was tried."""
+"""No position is expected to be surer than this before it was tried, unless its drafter is certain of all it says."""
 _SHARED_MEMORY = 0.995
 _REQUEST_MEMORY = 0.97
 """What is left of a trial's weight after the next one at the same position."""
@@ -46,12 +48,14 @@ class _Record:
 
 
 class DrafterRecord:
-    """What one drafter achieved over all requests. `first_guess`: the rate to start from."""
+    """What one drafter achieved over all requests of a tenant. `first_guess`: the rate to start from."""
 
-    __slots__ = ("_first_guess", "_record")
+    __slots__ = ("_first_guess", "_record", "surest")
 
     def __init__(self, first_guess: float = _FIRST_GUESS) -> None:
         self._first_guess = first_guess
+        self.surest = max(first_guess, _SUREST)
+        """No position is expected to be surer before the request tried it."""
         self._record = _Record(_SHARED_MEMORY)
 
     def rates(self) -> list[float]:
@@ -91,7 +95,7 @@ class Acceptance:
         rates: list[float] = []
         shift = 0.0
         for position, shared in enumerate(self._shared.rates()):
-            expected = min(max(shared + shift, 0.0), _SUREST)
+            expected = min(max(shared + shift, 0.0), self._shared.surest)
             rate = self._record.blend(position, expected, _REQUEST_TRUST)
             shift = rate - shared
             rates.append(rate)
@@ -139,18 +143,25 @@ class RequestDrafting:
     __slots__ = (
         "acceptance",
         "by_drafter",
+        "forced",
         "is_off",
         "look_again_at",
         "look_up_at",
         "plain_ms",
         "remembered",
         "saved_ms",
+        "written",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, forced: ForcedTokens | None = None) -> None:
         self.acceptance: dict[tuple[str, int], Acceptance] = {}
         """By drafter and grade."""
-        self.remembered: RememberedProposal | None = None
+        self.remembered: dict[str, RememberedProposal] = {}
+        """By drafter."""
+        self.forced = forced
+        """The request's hook; None once it raised."""
+        self.written: WrittenText | None = None
+        """How far the text is in the suffix index."""
         self.by_drafter: dict[str, tuple[int, int]] = {}
         """Drafted and accepted tokens of each drafter."""
         self.is_off = False
@@ -165,9 +176,9 @@ class RequestDrafting:
         """Measured time against the plain rate at the same depth and load; negative where drafting cost time."""
 
     def remember(self, drafter: str, proposal: Proposal, at: int) -> None:
-        """Keep a proposal for comparison, unless one is being compared."""
-        if self.remembered is None and proposal.tokens:
-            self.remembered = RememberedProposal(drafter, proposal, at)
+        """Keep a proposal for comparison, unless one of the drafter's is being compared."""
+        if proposal.tokens and drafter not in self.remembered:
+            self.remembered[drafter] = RememberedProposal(drafter, proposal, at)
 
     def count(self, proposed: Origins, accepted: int) -> None:
         """Of a block's proposed tokens the first `accepted` were confirmed."""

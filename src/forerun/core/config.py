@@ -29,6 +29,8 @@ class SchedulerConfig:
     """Requests that wait at most; one more is refused."""
     speculation: int = 0
     """Drafted tokens a sequence and step at most; 0 turns drafting off."""
+    suffix_tokens: int = 2**20
+    """Tokens of past outputs that are kept to draft from; 0 none. Each takes 36 bytes (see SuffixIndex.nbytes)."""
     draft_n_ctx: int = 0
     """Cells of the draft model's KV memory; 0 where there is no draft model."""
     draft_name: str = MODEL_DRAFTER
@@ -44,7 +46,7 @@ class SchedulerConfig:
         for name in ("n_ctx", "n_seq_max", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("speculation", "draft_n_ctx", "min_prefix_tokens"):
+        for name in ("speculation", "suffix_tokens", "draft_n_ctx", "min_prefix_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("min_prefix_similarity", "synthetic_acceptance"):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.core.origins import total
+from forerun.core.origins import first, total
 from forerun.core.prompt import Tokens
+from forerun.core.request import ForcedTokens
 from forerun.core.step import Drafter, DraftRequest, Proposal
 
 logger = logging.getLogger(__name__)
@@ -79,28 +81,41 @@ class GuardedDrafter:
     """Any drafter, kept from doing harm: what cannot be verified is cut off, and one that raises is not asked again."""
 
     def __init__(self, drafter: Drafter, vocabulary_size: int) -> None:
+        self.name = drafter.name
         self._drafter = drafter
         self._vocabulary_size = vocabulary_size
         self._has_failed = False
-
-    @property
-    def name(self) -> str:
-        return self._drafter.name
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         if self._has_failed:
             return [Proposal()] * len(requests)
         try:
             proposals = zip(requests, self._drafter.propose(requests), strict=True)
-            return [self._checked(proposal, request.limit) for request, proposal in proposals]
+            return [checked(proposal, request.limit, self._vocabulary_size) for request, proposal in proposals]
         except Exception:  # somebody else's code: whatever it raises must cost speed only
             logger.exception("drafter %r failed and is not asked again", self.name)
             self._has_failed = True
             return [Proposal()] * len(requests)
 
-    def _checked(self, proposal: Proposal, limit: int) -> Proposal:
-        if proposal.origins and total(proposal.origins) != len(proposal.tokens):
-            raise ValueError(f"{len(proposal.tokens)} tokens come from {proposal.origins}")
-        tokens = proposal.tokens[:limit]
-        known = next((i for i, token in enumerate(tokens) if not 0 <= token < self._vocabulary_size), len(tokens))
-        return proposal if known == len(proposal.tokens) else proposal.shortened(known)
+
+_HIGHEST_GRADE = 15
+"""Somebody else's grades end here: each has records of its own, which must not become many."""
+
+
+def checked(proposal: Proposal, limit: int, vocabulary_size: int) -> Proposal:
+    """What of a proposal can be verified: plain ids of known tokens, at most `limit`. Raises what odd values raise."""
+    if proposal.origins and total(proposal.origins) != len(proposal.tokens):
+        raise ValueError(f"{len(proposal.tokens)} tokens come from {proposal.origins}")
+    tokens = tuple([operator.index(token) for token in proposal.tokens[:limit]])
+    known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary_size), len(tokens))
+    grade = min(max(operator.index(proposal.grade), 0), _HIGHEST_GRADE)
+    return Proposal(tokens[:known], grade, first(proposal.origins, known))
+
+
+def checked_forced(hook: ForcedTokens, output: Tokens, limit: int, vocabulary_size: int) -> Proposal | None:
+    """What a request's hook says must come next; None where it raised."""
+    try:
+        return checked(Proposal(tuple(hook.forced(output, limit))), limit, vocabulary_size)
+    except Exception:  # somebody else's code: whatever it raises must cost speed only
+        logger.exception("forced tokens: %r failed and is not asked again", hook)
+        return None

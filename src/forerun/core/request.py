@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from forerun.core.origins import Origins
-from forerun.core.prompt import PromptLayout
+from forerun.core.prompt import PromptLayout, Tokens
 from forerun.errors import ForerunError, InvalidRequestError
 
 MAX_LOGPROBS = 20
@@ -249,6 +249,17 @@ class OutputDelta:
     """Drafts were accepted by a random number (synthetic acceptance): figures may be right, the text is not."""
 
 
+class ForcedTokens(Protocol):
+    """Knows where a constraint (a grammar, say) leaves one legal continuation. Such tokens are drafted first."""
+
+    def forced(self, output: Tokens, limit: int) -> Sequence[int]:
+        """The tokens that must follow `output`, the answer so far: at most `limit`, none where there is a choice.
+
+        Verified like any draft: a wrong one costs speed only. Who raises is not asked again.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to continue. `arrival` is the engine clock's time in seconds."""
@@ -257,3 +268,6 @@ class Request:
     prompt: PromptLayout
     params: SamplingParams
     arrival: float = 0.0
+    tenant: str = ""
+    """Whose request it is. Nothing is drafted from another tenant's texts, or from what drafting them taught."""
+    forced: ForcedTokens | None = None

@@ -69,7 +69,7 @@ class RequestState:
         self.is_suspect = False
         """Was part of a failed step: runs alone until it has got past it."""
         self.cached: int | None = None
-        self.drafting = RequestDrafting()
+        self.drafting = RequestDrafting(request.forced)
         self.drafted = 0
         self.accepted = 0
         self.steps = 0

@@ -9,36 +9,39 @@ Pure: time comes in with `schedule` and in results, randomness with the request'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from forerun.core.admission import Admission
 from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
-from forerun.core.config import SchedulerConfig
+from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.drafting import GuardedDrafter, NgramDrafter
-from forerun.core.origins import Origins
+from forerun.core.origins import TARGET, Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
 from forerun.core.request import AUTO, FinishReason, OutputDelta, Request
 from forerun.core.running import RequestState, sequence_of
-from forerun.core.speculation import DraftPlanner, Drafts
+from forerun.core.speculation import FORCED, DraftPlanner, Drafts
 from forerun.core.step import (
     DecodeRow,
     Drafter,
     ForkSequence,
     MediaRows,
     PrefillRows,
-    Proposal,
     SequenceResult,
     StepFailure,
     StepPlan,
     StepResult,
     Vocabulary,
 )
+from forerun.core.suffix import SuffixIndex
 from forerun.core.synthetic import RepeatingDrafter
 from forerun.errors import InvalidRequestError, StepFailedError
+
+RESERVED_NAMES = frozenset({MODEL_DRAFTER, "mtp", FORCED, TARGET})
+"""Names that no drafter may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,9 @@ class Scheduler:
         vocabulary: Vocabulary,
         *,
         costs: StepCosts | None = None,
-        lookup_drafter: Drafter | None = None,
+        lookups: Sequence[Drafter] | None = None,
     ) -> None:
+        """`lookups`: drafters that need no model; None: `own_lookups`. Raises ValueError for names that clash."""
         self.config = config
         self.costs = costs
         self._vocabulary = vocabulary
@@ -82,8 +86,9 @@ class Scheduler:
             config,
             self.pool,
             _allocator(config, costs),
-            _lookup(config, vocabulary) if lookup_drafter is None else GuardedDrafter(lookup_drafter, vocabulary.size),
+            _guarded(_lookups(config, vocabulary) if lookups is None else lookups, vocabulary.size),
             costs,
+            vocabulary.size,
         )
         self._requests: dict[str, RequestState] = {}
         self._running: dict[int, RequestState] = {}
@@ -204,11 +209,14 @@ class Scheduler:
 
     def _decode_row(self, state: RequestState, drafts: Drafts) -> DecodeRow:
         sequence_id = sequence_of(state).id
-        found = drafts.proposed.get(sequence_id, _NOTHING) if drafts.proposed else _NOTHING
-        position, left = state.native_position(state.computed), state.output_left
-        return DecodeRow(
-            sequence_id, state.history.last, position, state.sampling, left, found.tokens, found.grade, found.origins
+        found = drafts.proposed.get(sequence_id) if drafts.proposed else None
+        row = DecodeRow(
+            sequence_id, state.history.last, state.native_position(state.computed), state.sampling, state.output_left
         )
+        if found is None:
+            return row
+        drafted = found.proposal
+        return replace(row, drafts=drafted.tokens, drafter=found.drafter, grade=drafted.grade, origins=drafted.origins)
 
     def _plan_prefill(self, states: list[RequestState], decode_rows: int) -> list[PrefillRows | MediaRows]:
         if not states:
@@ -295,7 +303,7 @@ class Scheduler:
         state = self._running[row.sequence_id]
         proposed = self._drafting.origins(row, result.drafted) if result.drafted else ()
         delta = self._commit_tokens(row.sequence_id, result, now, proposed)
-        if result.drafted or state.drafting.remembered is not None:
+        if result.drafted or state.drafting.remembered:
             self._drafting.learn(state, row, result)
         return delta
 
@@ -308,10 +316,14 @@ class Scheduler:
         state.computed = in_memory
         state.is_suspect = False
         delta = state.take_tokens(result, self._vocabulary, now, proposed)
-        return delta if delta.finish_reason is None else self._finish(state, delta)
+        if delta.finish_reason is not None:
+            return self._finish(state, delta)
+        self._drafting.read(state)
+        return delta
 
     def _finish(self, state: RequestState, delta: OutputDelta) -> OutputDelta:
         del self._requests[state.request.id]
+        self._drafting.read(state, is_whole=True)
         if state.sequence is None:
             self._admission.remove(state)
         else:
@@ -363,6 +375,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError where the scheduler, the pool and the requests contradict each other."""
         self.pool.check_integrity()
+        self._drafting.check_integrity()
         assert len(self._requests) == len(self._running) + len(self._admission)
         for sequence_id, state in self._running.items():
             assert sequence_of(state).id == sequence_id
@@ -377,14 +390,27 @@ class Scheduler:
         return f"Scheduler({len(self._running)} running, {len(self._admission)} waiting, {self.pool!r})"
 
 
-_NOTHING = Proposal()
+def own_lookups(config: SchedulerConfig) -> list[Drafter]:
+    """Forerun's drafters that need no model: the request's own text, and past outputs."""
+    if not config.speculation or not config.suffix_tokens:
+        return [NgramDrafter()]
+    return [NgramDrafter(), SuffixIndex(config.suffix_tokens)]
 
 
-def _lookup(config: SchedulerConfig, vocabulary: Vocabulary) -> Drafter:
-    """Copies from the request's own text; under synthetic acceptance anything, as long as something is drafted."""
+def _guarded(lookups: Sequence[Drafter], vocabulary_size: int) -> list[Drafter]:
+    """Drafters that are somebody else's kept from doing harm, names looked at."""
+    names = [drafter.name for drafter in lookups]
+    if len({*names, *RESERVED_NAMES}) < len(names) + len(RESERVED_NAMES):
+        raise ValueError(f"drafters have names of their own, other than {sorted(RESERVED_NAMES)}; got {names}")
+    own = (NgramDrafter, SuffixIndex)
+    return [drafter if isinstance(drafter, own) else GuardedDrafter(drafter, vocabulary_size) for drafter in lookups]
+
+
+def _lookups(config: SchedulerConfig, vocabulary: Vocabulary) -> list[Drafter]:
+    """Forerun's own; under synthetic acceptance anything, as long as something is drafted."""
     if config.synthetic_acceptance is None or config.draft_n_ctx:
-        return NgramDrafter()
-    return RepeatingDrafter(vocabulary.end_tokens)
+        return own_lookups(config)
+    return [RepeatingDrafter(vocabulary.end_tokens)]
 
 
 def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocator:

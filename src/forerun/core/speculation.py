@@ -7,8 +7,9 @@ For each sequence the draft holds a prefix of what is known:
     draft   [ ............... ]                           held; behind by a lot: filled; by a little: caught up
                                                           in the first batch of drafting
 
-A lookup proposal that is not worth its rows is remembered and compared with what the target says anyway: being right
-for free earns it rows.
+Several drafters look a continuation up (the request's own text, past outputs, a plug-in); the one whose proposal is
+expected to give most accepted tokens is taken. The others', and one that is not worth its rows, are remembered and
+compared with what the target says anyway: being right for free earns them rows.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposa
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import StepCosts
+from forerun.core.drafting import checked_forced
 from forerun.core.origins import Origins
 from forerun.core.pool import SequencePool
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Proposal, SequenceResult, StepPlan, StepTimes
+from forerun.core.suffix import SuffixIndex, WrittenText
 from forerun.core.synthetic import SyntheticAcceptance
 
+FORCED = "forced"
+"""Names the tokens that a request's hook says must come: certain until one was refused."""
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
 _MODEL_GUESS = 0.6
@@ -42,17 +47,28 @@ _MOST_LOST = 0.02
 """Share of a sequence's plain time that drafting may cost it, its own or others': nobody is slowed down for others."""
 _REST = 4
 """A lookup that was of no use is repeated so many tokens later: free prose need not pay for one a token."""
-_NOTHING = Proposal()
 _LOOK_AGAIN = 32
 """Whether filling pays is looked at again after so many tokens."""
+
+
+_TENANTS = 1000
+"""Tenants whose drafters' records are kept: the ones that came last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A proposal, and whose it is."""
+
+    drafter: str
+    proposal: Proposal
 
 
 @dataclass(slots=True)
 class Drafts:
     """What a step drafts, by sequence id."""
 
-    proposed: dict[int, Proposal] = field(default_factory=dict)
-    """From the drafter that needs no model."""
+    proposed: dict[int, Found] = field(default_factory=dict)
+    """From drafters that need no model."""
     requests: list[DraftRequest] = field(default_factory=list)
     """For the draft model."""
 
@@ -61,7 +77,9 @@ class Drafts:
         """Target rows the drafts may take."""
         if not (self.proposed or self.requests):
             return 0
-        return sum(len(p.tokens) for p in self.proposed.values()) + sum(request.limit for request in self.requests)
+        return sum(len(found.proposal.tokens) for found in self.proposed.values()) + sum(
+            request.limit for request in self.requests
+        )
 
     @property
     def model_cells(self) -> int:
@@ -79,7 +97,7 @@ class _Candidate:
 
     state: RequestState
     option: DraftOption
-    proposal: Proposal | None = None
+    found: Found | None = None
     request: DraftRequest | None = None
 
     @property
@@ -96,16 +114,20 @@ class DraftPlanner:
         config: SchedulerConfig,
         pool: SequencePool,
         allocator: DraftAllocator,
-        lookup: Drafter,
+        lookups: Sequence[Drafter],
         costs: StepCosts | None,
+        vocabulary_size: int,
     ) -> None:
         self._config = config
         self._pool = pool
         self._allocator = allocator
-        self._lookup = lookup
+        self._lookups = tuple(lookups)
+        self._texts = next((drafter for drafter in lookups if isinstance(drafter, SuffixIndex)), None)
+        self._vocabulary_size = vocabulary_size
         self._costs = costs
         self._rest = _REST if costs else 1
-        self._records: dict[tuple[str, int], DrafterRecord] = {}
+        self._records: dict[str, dict[tuple[str, int], DrafterRecord]] = {}
+        """By tenant: what one's texts taught must not show in another's draft lengths."""
         synthetic = config.synthetic_acceptance
         self._synthetic = None if synthetic is None else SyntheticAcceptance(synthetic)
         self._first_loss_ms = costs.target.predict(1) * _FIRST_PROBES if costs else 0.0
@@ -153,42 +175,78 @@ class DraftPlanner:
         least = self._allocator.least_chance(load.sequences) if not load.other_rows else 0.0
         candidates: list[_Candidate] = []
         for state, wanted in drafting:
-            proposal = found.get(_id(state), _NOTHING)
-            candidate = self._candidate(state, proposal, self._model_request(state, wanted), least)
+            proposed = [*self._forced(state, wanted), *found.get(_id(state), ())]
+            candidate = self._candidate(state, proposed, self._model_request(state, wanted), least)
             if candidate is not None:
                 candidates.append(candidate)
-            if _id(state) in found and (candidate is None or candidate.proposal is None):
+            if _id(state) in found and (candidate is None or candidate.found is None):
                 state.drafting.look_up_at = state.history.size + self._rest
         return candidates
 
-    def _look_up(self, drafting: Sequence[tuple[RequestState, int]]) -> dict[int, Proposal]:
+    def _look_up(self, drafting: Sequence[tuple[RequestState, int]]) -> dict[int, list[Found]]:
         """Proposals for the sequences whose last lookup was of use, or is some tokens ago."""
         asked = [
-            DraftRequest(_id(state), state.history.tokens, 0, wanted)
+            DraftRequest(_id(state), state.history.tokens, 0, wanted, state.request)
             for state, wanted in drafting
             if state.history.size >= state.drafting.look_up_at
         ]
-        proposals = self._lookup.propose(asked) if asked else []
-        return {request.sequence_id: proposal for request, proposal in zip(asked, proposals, strict=True)}
+        found: dict[int, list[Found]] = {request.sequence_id: [] for request in asked}
+        for drafter in self._lookups if asked else ():
+            for request, proposal in zip(asked, drafter.propose(asked), strict=True):
+                if proposal.tokens:
+                    found[request.sequence_id].append(Found(drafter.name, proposal))
+        return found
+
+    def _forced(self, state: RequestState, limit: int) -> list[Found]:
+        """What the request's hook says must come next."""
+        hook, history = state.drafting.forced, state.history
+        if hook is None:
+            return []
+        output = history.slice(history.prompt_tokens, history.size)
+        proposal = checked_forced(hook, output, limit, self._vocabulary_size)
+        if proposal is None:
+            state.drafting.forced = None
+        return [Found(FORCED, proposal)] if proposal is not None and proposal.tokens else []
 
     def _candidate(
-        self, state: RequestState, proposal: Proposal, request: DraftRequest | None, least: float
+        self, state: RequestState, proposed: Sequence[Found], request: DraftRequest | None, least: float
     ) -> _Candidate | None:
-        """The lookup where it is as sure as the model, else the model, where there is one."""
-        if proposal.tokens:
-            rate = self._acceptance(state, self._lookup.name, proposal.grade).first_rate()
-            is_model_better = (
-                request is not None
-                and request.tokens.size - request.held <= _CATCH_UP
-                and rate < self._acceptance(state, MODEL_DRAFTER, 0).first_rate()
-            )
-            if not is_model_better and rate >= least:
-                option = self._option(state, self._lookup.name, proposal.grade, len(proposal.tokens))
-                return _Candidate(state, option, proposal=proposal)
-            state.drafting.remember(self._lookup.name, proposal, state.history.size)
+        """The best lookup where it is as sure as the model, else the model, where there is one."""
+        best = self._best(state, proposed, request, least) if proposed else None
+        for found in proposed:
+            if found is not best:
+                state.drafting.remember(found.drafter, found.proposal, state.history.size)
+        if best is not None:
+            option = self._option(state, best.drafter, best.proposal.grade, len(best.proposal.tokens))
+            return _Candidate(state, option, found=best)
         if request is None:
             return None
         return _Candidate(state, self._option(state, MODEL_DRAFTER, 0, request.limit), request=request)
+
+    def _best(
+        self, state: RequestState, proposed: Sequence[Found], request: DraftRequest | None, least: float
+    ) -> Found | None:
+        """The proposal that most tokens are expected to be accepted of; the earlier drafter's of equal ones.
+
+        None contradicts forced tokens, is less likely to begin right than `least`, or than the model's.
+        """
+        forced = proposed[0].proposal.tokens if proposed[0].drafter == FORCED else ()
+        if request is not None and request.tokens.size - request.held <= _CATCH_UP:
+            least = max(least, self._acceptance(state, MODEL_DRAFTER, 0).first_rate())
+        usable = [
+            found
+            for found in proposed
+            if self._acceptance(state, found.drafter, found.proposal.grade).first_rate() >= least
+            and (not forced or _agree(found.proposal.tokens, forced))
+        ]
+        if len(usable) < 2:
+            return usable[0] if usable else None
+        return max(usable, key=lambda found: self._expected(state, found))
+
+    def _expected(self, state: RequestState, found: Found) -> float:
+        """Tokens of a proposal that are expected to be accepted."""
+        acceptance = self._acceptance(state, found.drafter, found.proposal.grade)
+        return sum(acceptance.chances(len(found.proposal.tokens)))
 
     def _option(self, state: RequestState, drafter: str, grade: int, length: int) -> DraftOption:
         chances = self._acceptance(state, drafter, grade).chances(length) if length else []
@@ -198,18 +256,24 @@ class DraftPlanner:
         key = (drafter, grade)
         known = state.drafting.acceptance.get(key)
         if known is None:
-            guess = _MODEL_GUESS if drafter == MODEL_DRAFTER else _LOOKUP_GUESSES[min(grade, len(_LOOKUP_GUESSES) - 1)]
-            shared = self._records.setdefault(key, DrafterRecord(guess))
+            records = self._tenant_records(state.request.tenant)
+            shared = records.setdefault(key, DrafterRecord(_first_guess(drafter, grade)))
             known = state.drafting.acceptance[key] = Acceptance(shared)
         return known
 
+    def _tenant_records(self, tenant: str) -> dict[tuple[str, int], DrafterRecord]:
+        records = self._records[tenant] = self._records.pop(tenant, {})
+        if len(self._records) > _TENANTS:
+            del self._records[next(iter(self._records))]
+        return records
+
     def _add(self, drafts: Drafts, candidate: _Candidate, length: int) -> None:
-        state, proposal, request = candidate.state, candidate.proposal, candidate.request
-        if proposal is not None:
+        state, found, request = candidate.state, candidate.found, candidate.request
+        if found is not None:
             if length:
-                drafts.proposed[_id(state)] = proposal.shortened(length)
+                drafts.proposed[_id(state)] = Found(found.drafter, found.proposal.shortened(length))
             else:
-                state.drafting.remember(self._lookup.name, proposal, state.history.size)
+                state.drafting.remember(found.drafter, found.proposal, state.history.size)
         elif request is not None and length:
             request = DraftRequest(request.sequence_id, request.tokens, request.held, length)
             if self._pool.make_draft_room(drafts.model_cells + request.tokens.size - request.held + length - 1):
@@ -315,7 +379,7 @@ class DraftPlanner:
 
     def origins(self, row: DecodeRow, drafted: int) -> Origins:
         """Who proposed the `drafted` tokens that were verified behind a row: its own drafts, then the draft model's."""
-        own = (row.origins or ((self._lookup.name, len(row.drafts)),)) if row.drafts else ()
+        own = (row.origins or ((row.drafter, len(row.drafts)),)) if row.drafts else ()
         return (*own, (self._config.draft_name, drafted - len(row.drafts))) if drafted > len(row.drafts) else own
 
     # --- learning ----------------------------------------------------------
@@ -335,10 +399,24 @@ class DraftPlanner:
         """What came of a sequence's drafts, once its tokens were added to the request."""
         drafting = state.drafting
         if result.drafted:
-            drafter, grade = (self._lookup.name, row.grade) if row.drafts else (MODEL_DRAFTER, 0)
+            drafter, grade = (row.drafter, row.grade) if row.drafts else (MODEL_DRAFTER, 0)
             self._acceptance(state, drafter, grade).add(result.accepted, result.drafted)
-        if drafting.remembered is not None:
-            self._compare(state, drafting.remembered)
+        for remembered in tuple(drafting.remembered.values()):
+            self._compare(state, remembered)
+
+    def read(self, state: RequestState, *, is_whole: bool = False) -> None:
+        """Index what a request said, for the drafts of all of its tenant's."""
+        if self._texts is None or not state.history.output_tokens:
+            return
+        text = state.drafting.written
+        if text is None:
+            text = state.drafting.written = WrittenText(state.history)
+        self._texts.write(text, state.history, state.request.tenant, is_whole=is_whole)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the index of past outputs contradicts itself."""
+        if self._texts is not None:
+            self._texts.check_integrity()
 
     def _compare(self, state: RequestState, remembered: RememberedProposal) -> None:
         """Learn from a remembered proposal as its tokens come true, or one does not."""
@@ -354,7 +432,7 @@ class DraftPlanner:
         else:
             if remembered.compared < len(tokens):
                 return
-        state.drafting.remembered = None
+        del state.drafting.remembered[remembered.drafter]
 
     def _is_right(self, state: RequestState, at: int, token: int) -> bool:
         """Whether the token that came at an index of the text is the one that was proposed."""
@@ -368,6 +446,18 @@ def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
     deepest = max(request.limit for request in requests)
     first = sum(request.tokens.size - request.held for request in requests)
     return [first, *(sum(request.limit > depth for request in requests) for depth in range(1, deepest))]
+
+
+def _first_guess(drafter: str, grade: int) -> float:
+    if drafter == MODEL_DRAFTER:
+        return _MODEL_GUESS
+    return 1.0 if drafter == FORCED else _LOOKUP_GUESSES[min(grade, len(_LOOKUP_GUESSES) - 1)]
+
+
+def _agree(tokens: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether two continuations are the same as far as both go."""
+    length = min(len(tokens), len(others))
+    return tokens[:length] == others[:length]
 
 
 def _id(state: RequestState) -> int:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from forerun.core.origins import Origins, first
 from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
-from forerun.core.request import TokenLogprobs
+from forerun.core.request import Request, TokenLogprobs
 from forerun.core.sampling import SamplingContext
 
 # --- memory operations ----------------------------------------------------------
@@ -65,11 +65,13 @@ class DecodeRow:
     max_tokens: int
     """At most this many tokens may come out of the step for this sequence (>= 1)."""
     drafts: tuple[int, ...] = ()
-    """Proposed by the scheduler's own drafter; a draft model's proposals for the sequence follow its DraftRequest."""
+    """Proposed by a drafter of the scheduler's; a draft model's proposals for the sequence follow its DraftRequest."""
+    drafter: str = ""
+    """The drafter that proposed them."""
     grade: int = 0
     """The grade of that proposal."""
     origins: Origins = ()
-    """Who proposed `drafts`, where more than the scheduler's own drafter did."""
+    """Who proposed `drafts`, where more than one drafter did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,15 @@ class DraftRequest:
     """Ask for up to `limit` tokens that may follow `tokens`.
 
     `tokens` is all text known of the sequence, the pending token last (ids below 0 stand for media). `held` is how many
-    of them a draft model's memory already holds: it evaluates tokens[held:] and then its own proposals.
+    of them a draft model's memory already holds: it evaluates tokens[held:] and then its own proposals. `request` is
+    whose text it is (its id, tenant, parameters).
     """
 
     sequence_id: int
     tokens: Tokens
     held: int
     limit: int
+    request: Request | None = None
 
 
 @dataclass(frozen=True, slots=True)
