@@ -4,6 +4,8 @@ again with small edits, and requests that share nothing. The model says scripts;
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -45,7 +47,7 @@ class ScriptedRunner(FakeRunner):
         return logits
 
 
-def simulate(scripts: list[list[int]], curve: CostCurve, *, at_once: int = 1, **options: int) -> tuple[float, Harness]:
+def simulate(scripts: list[list[int]], curve: CostCurve, *, at_once: int = 1, **options: Any) -> tuple[float, Harness]:
     """Milliseconds until all scripts are said, `at_once` of them together."""
     config = SchedulerConfig(n_ctx=N_CTX, max_num_seqs=at_once, reuse_prefixes=False, **options)
     harness = Harness(config, ScriptedRunner(scripts, curve), WORDS)
