@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,7 +48,7 @@ Examples:
 
     forerun calibrate smollm2
 
-    forerun calibrate large.gguf --draft small.gguf --threads 4
+    forerun calibrate large.gguf --draft small.gguf --threads 4 --plot costs.svg
 """
 
 System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
@@ -114,11 +115,18 @@ def chat(model: ModelOptions, sampling: SamplingOptions, *, system: System = Non
 @app.command(epilog=_CALIBRATE_EXAMPLES)
 @takes_groups
 @ends_well
-def calibrate(model: ModelOptions, *, verbose: Verbose = False) -> None:
+def calibrate(
+    model: ModelOptions,
+    *,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", dir_okay=False, help="Draw the curves, with the break-even line.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
     """Measure what decodes cost on this machine, by rows: what automatic speculation goes by.
 
     Measured anew each time, and kept for later runs.
     """
     from forerun.cli.calibrate import show_costs
 
-    show_costs(model, verbose=verbose)
+    show_costs(model, plot=plot, verbose=verbose)

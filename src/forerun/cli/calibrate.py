@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from forerun.cli.curve_plot import curve_plot
 from forerun.cli.options import ModelOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose import calibrate
@@ -15,8 +18,10 @@ from forerun.core.costs import CostCurve
 _BAR = 40
 
 
-def show_costs(options: ModelOptions, *, verbose: bool) -> None:
-    """Measure and print."""
+def show_costs(options: ModelOptions, *, plot: Path | None, verbose: bool) -> None:
+    """Measure and print, and draw where a file is named for it."""
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise typer.BadParameter(f"plots are SVG files: name it {plot.stem}.svg, got {plot.name!r}")
     terminal = Terminal(verbose=verbose)
     config = dataclasses.replace(options.config(), recalibrate=True)
     with terminal.waiting("measuring"):
@@ -24,6 +29,9 @@ def show_costs(options: ModelOptions, *, verbose: bool) -> None:
     console = Console(highlight=False)
     for path, curve in curves:
         console.print(cost_table(path.name, curve))
+    if plot is not None:
+        plot.write_text(curve_plot([(path.name, curve) for path, curve in curves]), encoding="utf-8")
+        terminal.note(f"drawn: {plot}")
 
 
 def cost_table(title: str, curve: CostCurve) -> Table:
