@@ -12,6 +12,7 @@ import pytest
 
 from forerun.errors import ModelFileError, ModelLoadError, ModelNotFoundError
 from forerun.models import probe
+from forerun.models.native_child import NO_LIBRARY
 from forerun.models.probe import probe_model
 from forerun.models.probe_cache import ProbeCache
 from tests.conftest import MakeTinyModel
@@ -242,5 +243,5 @@ def test_a_missing_library_is_not_blamed_on_the_model(
 def test_the_child_says_when_the_library_is_missing(tiny_dense_path: Path) -> None:
     command = [sys.executable, "-I", "-S", str(probe._CHILD), str(tiny_dense_path)]  # -S: no site-packages
     ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    assert ended.returncode == probe._NO_LIBRARY
+    assert ended.returncode == NO_LIBRARY
     assert ended.stderr.strip() == "No module named 'llama_cpp'"

@@ -8,29 +8,17 @@ this process. A file that passed is remembered, so that the child runs once for 
 from __future__ import annotations
 
 import os
-import re
-import signal
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-import forerun.models
-from forerun.errors import ModelFileError, ModelLoadError
+from forerun.errors import ModelLoadError
 from forerun.models.gguf_header import GgufHeader
+from forerun.models.native_child import SCRIPTS, run_child
 from forerun.models.probe_cache import ProbeCache
 from forerun.models.validate import read_model_header
 
-_CHILD: Final = Path(forerun.models.__file__).parents[1] / "native" / "probe.py"
-_NO_LIBRARY: Final = 5  # forerun.native.probe's exit code; that package is not to be imported from here
-_ADVICE: Final = "fetch or convert the model again, or upgrade llama-cpp-python if the model is newer than it"
-_MAX_OUTPUT: Final = 64 * 1024
-# Lines that only repeat that something failed; what failed stands before them.
-_REPETITION: Final = re.compile(r"failed to (load model|read tensor|read key|initialize the context)|load_from_file")
-_TELLING: Final = re.compile(r"error loading model|GGML_ASSERT|GGML_ABORT|fatal error")
-# "llama_model_load: error loading model: " and the folders of "/build/src/llama-model.cpp:12: GGML_ASSERT(...)"
-_PREFIX: Final = re.compile(r"^(\w+: )*error loading model: |^\w+: |^/\S*/")
+_CHILD: Final = SCRIPTS / "probe.py"
 
 
 def probe_model(path: Path, *, timeout: float = 60.0) -> GgufHeader:
@@ -50,13 +38,13 @@ def probe_model(path: Path, *, timeout: float = 60.0) -> GgufHeader:
 
 def _probe_once(path: Path, timeout: float) -> None:
     cache = ProbeCache.of_user()
-    key = _identity(path)
+    key = identity(path)
     if not cache.holds(key):
-        _run_child(path, timeout)
+        run_child(_CHILD, path, timeout=timeout)
         cache.add(key)
 
 
-def _identity(path: Path) -> str:
+def identity(path: Path) -> str:
     """Changes whenever the file, its place or the library may be another one.
 
     The time of change is the kernel's own: `cp -p` and rsync set the time of modification back to what it was.
@@ -77,50 +65,3 @@ def _identity(path: Path) -> str:
         library,
     )
     return repr(parts)
-
-
-def _run_child(path: Path, timeout: float) -> None:
-    command = [sys.executable, "-P", os.fspath(_CHILD), os.fspath(path.resolve())]
-    try:
-        ended = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=timeout,
-            check=False,
-            env=_environment(),
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelFileError(
-            f"{path}: the native library did not read the file's metadata within {timeout:g} s; {_ADVICE}"
-        ) from error
-    if ended.returncode:
-        raise _verdict(path, ended.returncode, _reason(ended.stderr[-_MAX_OUTPUT:]))
-
-
-def _environment() -> dict[str, str]:
-    """Ours, less the GPUs (their start-up is slow and metadata needs none) and the native stack traces."""
-    return os.environ | {"GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-
-
-def _verdict(path: Path, code: int, reason: str) -> ModelFileError | ModelLoadError:
-    if code == _NO_LIBRARY:
-        return ModelLoadError(f"{path}: llama-cpp-python cannot be imported: {reason}; install it again")
-    verdict = f"the native library died of it ({_signal_name(-code)})" if code < 0 else "the native library refused it"
-    return ModelFileError(f"{path}: {verdict}: {reason or 'it gave no reason'}; {_ADVICE}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _reason(output: bytes) -> str:
-    """The last line of the native log that says what is wrong."""
-    lines = [" ".join(line.split()) for line in output.decode(errors="replace").splitlines() if line.strip(" .")]
-    lines = [line for line in lines if not _REPETITION.search(line)]
-    telling = [line for line in lines if _TELLING.search(line)] or lines
-    return _PREFIX.sub("", telling[-1])[:400] if telling else ""

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-REFUSED, NO_CONTEXT, NO_LIBRARY = 3, 4, 5  # exit codes, read by forerun.models.probe
+REFUSED, NO_CONTEXT, NO_LIBRARY = 3, 4, 5  # exit codes, read by forerun.models.native_child
 _WARNING = 3  # enum ggml_log_level: debug 1, info 2, warning 3, error 4, continuation 5
 
 
