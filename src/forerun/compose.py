@@ -21,11 +21,13 @@ from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import physical_cores
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.parts import ChatRenderer, EngineParts
-from forerun.errors import InvalidConfigError, ModelLoadError
+from forerun.errors import ForerunError, InvalidConfigError, ModelLoadError
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.models.gguf_header import GgufHeader
-    from forerun.native.context import LlamaContext
+    from forerun.models.preflight import Candidate, Limits, Preflight
+    from forerun.models.prospects import Check
+    from forerun.native.context import ContextParams, LlamaContext
     from forerun.native.drafter import LlamaDrafter
     from forerun.native.model import LlamaModel
 
@@ -206,25 +208,23 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
     from forerun.native.mtp import MtpDrafter
     from forerun.native.runner import LlamaRunner
 
-    headers = _checked_headers(config)
-    paths, with_mtp = [header.path for header in headers], _drafts_with_mtp(config, headers[0])
+    found = preflight(config)
+    found.require_usable()
+    limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
     with ExitStack() as loaded:
         model = _load(paths[0], config, loaded, progress, with_mtp=with_mtp)
-        n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
+        n_ctx, draft_n_ctx = limits.n_ctx, limits.draft_n_ctx
         if n_ctx > model.n_ctx_train:
             logger.warning(
                 "n_ctx %d is beyond the %d tokens %s was trained for", n_ctx, model.n_ctx_train, paths[0].name
             )
         context = _context(model, config, n_ctx, loaded)
         drafter: LlamaDrafter | None = None
-        draft_n_ctx = 0
         if with_mtp:
-            draft_n_ctx = config.draft_n_ctx or n_ctx
             drafter = MtpDrafter(_context(model, config, draft_n_ctx, loaded, is_mtp=True), context)
-        elif len(paths) > 1 and config.draft_tokens:
+        elif draft_n_ctx:
             draft = _load(paths[1], config, loaded, progress)
-            draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft.n_ctx_train)
-            drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded))
+            drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded), model.vocabulary.size)
         synthetic = config.synthetic_acceptance
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
@@ -242,16 +242,82 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         )
 
 
-def _checked_headers(config: EngineConfig) -> list[GgufHeader]:
-    """The headers of target and draft, seen to be sound and to fit each other before anything large is loaded."""
-    from forerun.models.probe import probe_model
-    from forerun.models.resolve import resolve_model
-    from forerun.models.vocabulary import require_same_vocabulary
+def preflight(config: EngineConfig) -> Preflight:
+    """Whether models, limits and machine fit together, found out without loading weights. Raises no ModelError."""
+    from forerun.models.preflight import inspect
 
-    headers = [probe_model(resolve_model(name)) for name in (config.model, config.draft) if name is not None]
-    if len(headers) > 1:
-        require_same_vocabulary(headers[0], headers[1])
-    return headers
+    return inspect(_Wanted(config))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Implements models.preflight.Wanted: what a configuration comes out as for the files it names."""
+
+    config: EngineConfig
+
+    @property
+    def target(self) -> str:
+        return self.config.model
+
+    @property
+    def draft(self) -> str | None:
+        return self.config.draft
+
+    def drafts_with_mtp(self, target: GgufHeader) -> bool:
+        return _drafts_with_mtp(self.config, target)
+
+    def limits(self, n_ctx_train: int, draft_n_ctx_train: int | None) -> Limits:
+        from forerun.models.preflight import Limits
+
+        config = self.config
+        n_ctx = config.n_ctx or min(n_ctx_train, DEFAULT_MAX_N_CTX)
+        is_drafting = draft_n_ctx_train is not None and config.draft_tokens > 0
+        draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft_n_ctx_train or n_ctx)
+        return Limits(
+            n_ctx=n_ctx,
+            draft_n_ctx=draft_n_ctx if is_drafting else 0,
+            n_seq_max=config.n_seq_max,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            draft_tokens=config.draft_tokens,
+        )
+
+    def model_params(self, *, with_mtp: bool) -> dict[str, int | float | bool]:
+        params: dict[str, int | float | bool] = {"n_gpu_layers": self.config.n_gpu_layers}
+        return params | {"load_mtp": True} if with_mtp else params
+
+    def context_params(self, n_ctx: int, *, is_mtp: bool) -> dict[str, int | float | bool]:
+        return _context_params(self.config, n_ctx, is_mtp=is_mtp).numbers()
+
+
+def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None = None) -> Check:
+    """Everything `preflight` finds, and what drafting can bring here: from costs known, or measured with `measures`.
+
+    Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable.
+    """
+    from forerun.models.prospects import Check, judge_speed
+
+    found = preflight(config)
+    if not found.is_usable:
+        return Check(found)
+    curves = [_curve(one, config, found, measures=measures, progress=progress) for one in found.candidates]
+    return judge_speed(found, curves, config.draft_tokens or MAX_AUTO_DRAFT_TOKENS)
+
+
+def _curve(
+    candidate: Candidate, config: EngineConfig, found: Preflight, *, measures: bool, progress: LoadProgress | None
+) -> CostCurve | None:
+    """A model's costs here; None where they are not known, or could not be measured, which is then a finding."""
+    from forerun.models.preflight import Finding, Verdict
+
+    known = None if config.recalibrate else _known_curve(candidate, config)
+    if known is not None or not measures:
+        return known
+    try:
+        return _measured(candidate, config, progress)
+    except ForerunError as error:
+        found.findings.append(Finding(Verdict.WARNING, "speed", f"costs could not be measured: {error}"))
+        return None
 
 
 def _drafts_with_mtp(config: EngineConfig, header: GgufHeader) -> bool:
@@ -298,13 +364,21 @@ def _memory_kind(model: LlamaModel) -> str:
 def _context(
     model: LlamaModel, config: EngineConfig, n_ctx: int, loaded: ExitStack, *, is_mtp: bool = False
 ) -> LlamaContext:
-    from forerun.native.context import ContextParams, LlamaContext
+    from forerun.native.context import LlamaContext
+
+    context = LlamaContext(model, _context_params(config, n_ctx, is_mtp=is_mtp))
+    loaded.callback(context.close)
+    return context
+
+
+def _context_params(config: EngineConfig, n_ctx: int, *, is_mtp: bool = False) -> ContextParams:
+    from forerun.native.context import ContextParams
 
     threads = config.n_threads or physical_cores()
     # llama.cpp ends the process where a batch has no room for a row of every sequence id, and cuts batches down to the
     # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
     n_batch = max(config.max_num_batched_tokens, config.n_seq_max)
-    params = ContextParams(
+    return ContextParams(
         n_ctx=max(n_ctx, n_batch),
         n_batch=n_batch,
         n_ubatch=min(config.n_ubatch, n_batch),
@@ -313,9 +387,6 @@ def _context(
         n_threads_batch=threads,
         is_mtp=is_mtp,
     )
-    context = LlamaContext(model, params)
-    loaded.callback(context.close)
-    return context
 
 
 def _costs(config: EngineConfig, contexts: Sequence[LlamaContext], progress: LoadProgress | None) -> StepCosts:
@@ -326,17 +397,26 @@ def _costs(config: EngineConfig, contexts: Sequence[LlamaContext], progress: Loa
 
 def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
-    headers = _checked_headers(config)
-    with_mtp = _drafts_with_mtp(config, headers[0])
-    curves: list[tuple[Path, CostCurve]] = []
-    for path in [header.path for header in headers]:
-        with ExitStack() as loaded:
-            model = _load(path, config, loaded, progress, with_mtp=with_mtp)
-            n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
-            for is_mtp in (False, True) if with_mtp else (False,):
-                context = _context(model, config, n_ctx, loaded, is_mtp=is_mtp)
-                curves.append((path, cost_curve(context, config, progress)))
-    return curves
+    found = preflight(config)
+    found.require_usable()
+    return [(candidate.header.path, _measured(candidate, config, progress)) for candidate in found.candidates]
+
+
+def _measured(candidate: Candidate, config: EngineConfig, progress: LoadProgress | None) -> CostCurve:
+    """Load a model for as long as its cost curve, or its head's, takes."""
+    with ExitStack() as loaded:
+        model = _load(candidate.header.path, config, loaded, progress, with_mtp=candidate.is_mtp)
+        n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
+        return cost_curve(_context(model, config, n_ctx, loaded, is_mtp=candidate.is_mtp), config, progress)
+
+
+def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None:
+    """The cost curve of a model, or its head, where it was measured before; loads nothing."""
+    from forerun.models.cost_cache import CostCache
+    from forerun.native.calibration import calibration_key
+
+    params = _context_params(config, 1, is_mtp=candidate.is_mtp)
+    return CostCache.of_user().get(calibration_key(candidate.header.path, params, config.n_gpu_layers))
 
 
 def cost_curve(context: LlamaContext, config: EngineConfig, progress: LoadProgress | None = None) -> CostCurve:
@@ -344,7 +424,7 @@ def cost_curve(context: LlamaContext, config: EngineConfig, progress: LoadProgre
     from forerun.models.cost_cache import CostCache
     from forerun.native.calibration import Calibration, calibration_key
 
-    cache, key = CostCache.of_user(), calibration_key(context, config.n_gpu_layers)
+    cache, key = CostCache.of_user(), calibration_key(context.model.path, context.params, config.n_gpu_layers)
     curve = None if config.recalibrate else cache.get(key)
     if curve is None:
         if progress is not None:

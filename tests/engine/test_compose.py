@@ -12,6 +12,7 @@ from forerun import (
     Engine,
     EngineClosedError,
     EngineConfig,
+    IncompatibleDraftError,
     InvalidConfigError,
     InvalidRequestError,
     ModelLoadError,
@@ -19,6 +20,9 @@ from forerun import (
 )
 from forerun.compose import build
 from forerun.engine.cores import physical_cores, usable_cpus
+from forerun.models.machine_memory import FreeMemory
+from tests.conftest import MakeTinyModel
+from tests.support.tiny_models import TinyModel
 
 
 @pytest.mark.parametrize(
@@ -170,3 +174,36 @@ def test_an_engine_that_cannot_be_built_leaves_nothing_loaded(
     with pytest.raises(ModelLoadError, match="recurrent memory cannot be cut back"):
         build(EngineConfig(model=str(tiny_recurrent_path)))
     assert closed == [tiny_recurrent_path]
+
+
+@pytest.mark.model
+def test_a_pair_that_cannot_work_is_refused_before_any_weights_are_loaded(
+    tiny_dense_path: Path, tiny_permuted_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.compose._load", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(IncompatibleDraftError, match="2 of 49152 tokens differ"):
+        Engine.load(str(tiny_dense_path), draft=str(tiny_permuted_path))
+    monkeypatch.setattr("forerun.models.preflight.free_memory", lambda: FreeMemory(2**20, "this machine"))
+    with pytest.raises(ModelLoadError, match=r"too little memory: \d+ MiB needed, 1\.0 MiB free"):
+        Engine.load(str(tiny_dense_path))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("padded", ["target", "draft"])
+def test_a_vocabulary_that_is_only_padded_drafts_and_changes_no_answer(
+    tiny_dense_path: Path, tiny_model: MakeTinyModel, padded: str
+) -> None:
+    pair = [str(tiny_model(TinyModel(vocabulary="padded"))), str(tiny_dense_path)]
+    target, draft = pair if padded == "target" else reversed(pair)
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompts = [list(range(100, 130)), [*range(200, 230), 49_151]]
+    if padded == "target":
+        prompts.append([*range(300, 330), 49_152])  # an id that the draft does not know: answered without it
+    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "max_num_seqs": 4}
+    with Engine.load(target, **options) as engine:
+        plain = [next(engine.generate(prompt, params)).token_ids for prompt in prompts]
+    with Engine.load(target, draft=draft, speculation=4, **options) as engine:
+        drafted = [next(engine.generate(prompt, params)) for prompt in prompts]
+    assert [output.token_ids[:8] for output in drafted] == [tokens[:8] for tokens in plain]
+    usages = [output.usage for output in drafted if output.usage is not None]
+    assert [usage.drafted_tokens > 0 for usage in usages] == [True, True, False][: len(prompts)]

@@ -6,11 +6,11 @@ import pytest
 
 from forerun.errors import IncompatibleDraftError
 from forerun.models.gguf_header import read_header
-from forerun.models.vocabulary import require_same_vocabulary
+from forerun.models.vocabulary import compare_vocabularies, require_same_vocabulary
 from tests.conftest import MakeTinyModel
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile
-from tests.support.tiny_models import TinyModel
+from tests.support.tiny_models import PADDING, TinyModel
 
 
 def difference(target: Path, draft: Path) -> str:
@@ -57,13 +57,15 @@ def test_a_permuted_vocabulary_of_the_same_size_is_refused_with_the_first_token_
     ours = read_header(tiny_dense_path).array("tokenizer.ggml.tokens")
     assert ours is not None
     first, second = (ours.strings()[index].decode() for index in (1_000, 2_000))
-    assert f"token 1000: {first!r} against {second!r}" in difference(tiny_dense_path, tiny_permuted_path)
+    told = difference(tiny_dense_path, tiny_permuted_path)
+    assert f"2 of 49152 tokens differ: token 1000: {first!r} against {second!r}, token 2000: {second!r}" in told
 
 
 def test_another_end_of_sequence_token_is_refused_with_both_ids(
     tiny_dense_path: Path, tiny_model: MakeTinyModel
 ) -> None:
-    assert "eos token 2 against 0" in difference(tiny_dense_path, tiny_model(TinyModel(eos=0)))
+    told = difference(tiny_dense_path, tiny_model(TinyModel(eos=0)))
+    assert "eos token 2 against 0 ('<|im_end|>' against '<|endoftext|>')" in told
 
 
 @pytest.mark.parametrize(
@@ -98,3 +100,53 @@ def test_keys_that_leave_the_meaning_of_ids_alone_are_no_difference(
     target, draft = small(tmp_path / "target.gguf"), small(tmp_path / "draft.gguf", **changes)
     require_same_vocabulary(read_header(target), read_header(draft))
     require_same_vocabulary(read_header(draft), read_header(target))
+
+
+def test_all_differences_are_told_with_their_number_and_the_first_few(tmp_path: Path) -> None:
+    target = small(tmp_path / "target.gguf", tokens=gguf.string_array([b"a", b"b", b"c", b"d"]))
+    draft = small(
+        tmp_path / "draft.gguf",
+        tokens=gguf.string_array([b"A", b"B", b"C", b"D"]),
+        eos_token_id=gguf.u32(1),
+        bos_token_id=gguf.u32(9),
+        add_bos_token=gguf.boolean(True),
+    )
+    told = compare_vocabularies(read_header(target), read_header(draft))
+    assert told.differences == (
+        "4 of 4 tokens differ: token 0: 'a' against 'A', token 1: 'b' against 'B', token 2: 'c' against 'C'",
+        "tokenizer add_bos_token False against True",
+        "eos token 2 against 1 ('c' against 'B')",
+    )
+    assert told.cosmetic == ()
+
+
+def test_unused_ids_at_the_end_of_either_vocabulary_are_padding(
+    tiny_dense_path: Path, tiny_model: MakeTinyModel
+) -> None:
+    padded = tiny_model(TinyModel(vocabulary="padded"))
+    for target, draft, owner in ((padded, tiny_dense_path, "the target's"), (tiny_dense_path, padded, "the draft's")):
+        told = require_same_vocabulary(read_header(target), read_header(draft))
+        assert not told.differences
+        (note,) = told.cosmetic
+        assert f"{owner} {PADDING} more are unused padding" in note
+
+
+def test_more_ids_that_are_used_are_a_vocabulary_of_another_size(tmp_path: Path) -> None:
+    longer = gguf.string_array([b"a", b"b", b"foo", b"bar"])
+    normal = {"tokens": longer, "token_type": gguf.i32_array([1, 1, 1, 1])}
+    unused = {"tokens": longer, "token_type": gguf.i32_array([1, 1, 1, 5])}
+    target = small(tmp_path / "target.gguf")
+    assert "3 against 4 tokens" in difference(target, small(tmp_path / "draft.gguf", **normal))
+    require_same_vocabulary(read_header(target), read_header(small(tmp_path / "draft.gguf", **unused)))
+    moved = unused | {"tokens": gguf.string_array([b"a", b"c", b"foo", b"bar"])}
+    assert "token 1: 'b' against 'c'" in difference(target, small(tmp_path / "draft.gguf", **moved))
+
+
+def test_texts_of_ids_that_are_unused_in_both_and_advice_to_programs_are_cosmetic(tmp_path: Path) -> None:
+    types = gguf.i32_array([1, 1, 5])
+    target = small(tmp_path / "target.gguf", token_type=types, padding_token_id=gguf.u32(0))
+    other = gguf.string_array([b"a", b"b", b"bar"])
+    draft = small(tmp_path / "draft.gguf", token_type=types, tokens=other, padding_token_id=gguf.u32(1))
+    told = compare_vocabularies(read_header(target), read_header(draft))
+    assert told.differences == ()
+    assert told.cosmetic == ("token 2: 'foo' against 'bar'", "padding token 0 against 1 ('a' against 'b')")

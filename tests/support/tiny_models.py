@@ -29,7 +29,7 @@ from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor, f32, text, u32, u32_array
 
 Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe"]
-Vocabulary = Literal["smollm2", "permuted", "truncated"]
+Vocabulary = Literal["smollm2", "permuted", "truncated", "padded"]
 Array = npt.NDArray[np.float32]
 
 MODELS_FOLDER = Path(__file__).resolve().parents[1] / ".models"
@@ -37,6 +37,8 @@ CONTEXT = 8192
 QUIET_TOKENS = 17  # SmolLM2's special tokens come first
 TRUNCATED_VOCABULARY = 32_000
 SWAPPED_TOKENS = (1_000, 2_000)
+PADDING = 100
+_UNUSED_TOKEN = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 HEAD_DISTURBANCE = 0.05
 """What an MTP head makes of the hidden state, as a share of what it makes of the token."""
 _F32, _F16 = 0, 1
@@ -48,7 +50,7 @@ class TinyModel:
 
     `noise` adds that fraction of each tensor's own spread as seeded noise: the same model, but worse, for drafts
     of any quality. `eos` replaces the end-of-sequence id in the metadata. Vocabularies: "permuted" swaps the two
-    `SWAPPED_TOKENS`, "truncated" keeps the first `TRUNCATED_VOCABULARY` tokens.
+    `SWAPPED_TOKENS`, "truncated" keeps the first `TRUNCATED_VOCABULARY` tokens, "padded" has `PADDING` more, unused.
     """
 
     kind: Kind = "llama"
@@ -103,6 +105,8 @@ def _tokenizer(model: TinyModel, path: Path) -> dict[str, bytes]:
         entries["tokenizer.ggml.tokens"] = gguf.string_array(tokens)
     elif model.vocabulary == "truncated":
         entries |= _truncated(entries, tokens[:TRUNCATED_VOCABULARY])
+    elif model.vocabulary == "padded":
+        entries |= _padded(entries, tokens)
     if model.eos is not None:
         entries["tokenizer.ggml.eos_token_id"] = u32(model.eos)
     return entries
@@ -117,6 +121,17 @@ def _truncated(entries: dict[str, bytes], tokens: list[bytes]) -> dict[str, byte
         "tokenizer.ggml.tokens": gguf.string_array(tokens),
         "tokenizer.ggml.token_type": head + types[16 : 16 + 4 * len(tokens)],
         "tokenizer.ggml.merges": gguf.string_array([m for m in merges if m.replace(b" ", b"") in known]),
+    }
+
+
+def _padded(entries: dict[str, bytes], tokens: list[bytes]) -> dict[str, bytes]:
+    """As converters do where the embedding has more rows than the tokenizer has tokens."""
+    padding = [b"[PAD%d]" % token for token in range(len(tokens), len(tokens) + PADDING)]
+    types = entries["tokenizer.ggml.token_type"]
+    head = types[:8] + (len(tokens) + PADDING).to_bytes(8, "little")
+    return {
+        "tokenizer.ggml.tokens": gguf.string_array(tokens + padding),
+        "tokenizer.ggml.token_type": head + types[16:] + _UNUSED_TOKEN.to_bytes(4, "little") * PADDING,
     }
 
 

@@ -51,6 +51,16 @@ Examples:
     forerun calibrate large.gguf --draft small.gguf --threads 4 --plot costs.svg
 """
 
+_CHECK_EXAMPLES = """
+Examples:
+
+    forerun check smollm2
+
+    forerun check large.gguf --draft small.gguf
+
+    forerun check large.gguf --draft small.gguf --n-ctx 32768 --no-measure --json
+"""
+
 System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", metavar=_FLAG, help="Progress and llama.cpp's log on standard error.")
@@ -130,3 +140,31 @@ def calibrate(
     from forerun.cli.calibrate import show_costs
 
     show_costs(model, plot=plot, verbose=verbose)
+
+
+@app.command(epilog=_CHECK_EXAMPLES)
+@takes_groups
+@ends_well
+def check(
+    model: ModelOptions,
+    *,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure what decodes cost here: anew, or not at all. Default: where it is not known yet.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", metavar=_FLAG, help="One JSON object.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say whether a model, and a draft with it, can be used here, before any weights are loaded.
+
+    A line each: files, vocabularies, ways of drafting, context, memory, and what drafting can bring at most on this
+    machine. For the last one costs are measured, which loads the weights; it takes a few seconds a model, once.
+    Ends with 0 where all can be used, with 2 where something is refused.
+    """
+    from forerun.cli.check import check_models
+
+    check_models(model, measures=measure, as_json=json, verbose=verbose)

@@ -1,4 +1,4 @@
-"""What drafting can bring on this machine, from measured costs alone: the best case, and how often drafts must be right.
+"""What drafting can bring, from measured costs alone: the best case, and how often drafts must be right to pay.
 
 The same arithmetic as in each step (`GainAllocator`), for one sequence and an acceptance that is assumed.
 """
@@ -54,6 +54,9 @@ class DraftingProspect:
         if self.at(high).speedup < 1:
             return None
         while high - low > _PRECISION:  # more acceptance is never slower
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.at(middle).length and self.at(middle).speedup >= 1 else (middle, high)
+            forecast = self.at((low + high) / 2)
+            if forecast.length and forecast.speedup >= 1:
+                high = forecast.acceptance
+            else:
+                low = forecast.acceptance
         return high

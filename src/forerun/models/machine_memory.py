@@ -22,8 +22,8 @@ class FreeMemory:
 def free_memory(root: Path = _ROOT) -> FreeMemory | None:
     """What is left to this process; None where the system does not tell (anything but Linux).
 
-    MemAvailable (kernel documentation, filesystems/proc: free pages and what can be reclaimed of caches), or less where a
-    control group, ours or one above it, has a limit: limit less usage, its page cache not counted as used.
+    MemAvailable (kernel documentation, filesystems/proc: free pages and what can be reclaimed of caches), or less
+    where a control group, ours or one above it, has a limit: limit less usage, its page cache not counted as used.
     """
     bounds = [*_machine(root), *_groups(root)]
     return min(bounds, key=lambda bound: bound.free, default=None)

@@ -40,8 +40,7 @@ def run_child(script: Path, path: Path, *arguments: str, timeout: float, gpus: b
         ended = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=timeout,
             check=False,
             env=_environment(gpus=gpus),

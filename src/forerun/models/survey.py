@@ -33,14 +33,12 @@ class ModelSurvey:
     n_vocab: int
     n_swa: int
     """Width of the sliding window in tokens; 0 without one."""
-    n_layer_nextn: int
-    """NextN (multi-token prediction) layers."""
     is_recurrent: bool
     is_hybrid: bool
     has_gpu: bool
     """Layers would go to a GPU: some of the bytes are its own."""
     weights: int
-    """All tensors once. Where llama.cpp repacks them for the CPU the file's pages stay cached as long as there is room."""
+    """All tensors once. Of those that llama.cpp repacks for the CPU the file's pages stay cached if there is room."""
     kv: int
     """KV cells, allocated at once."""
     state: int

@@ -130,7 +130,8 @@ def _array_differs(target: GgufHeader, draft: GgufHeader, name: str, *, is_padde
     if ours is None or theirs is None:
         return VocabularyComparison((f"tokenizer {name}: {_shown(ours)} against {_shown(theirs)}",), ())
     same_size = len(ours) == len(theirs)
-    sizes = () if same_size or is_padded else (f"{len(ours)} against {len(theirs)} {name}",)
+    is_told = same_size or is_padded or name not in ("tokens", "merges")  # the others have as many as tokens
+    sizes = () if is_told else (f"{len(ours)} against {len(theirs)} {name}",)
     if name == "merges" and sizes:  # one that is missing moves all behind it
         return VocabularyComparison(sizes, ())
     found = _elements_differ(_decoded(ours), _decoded(theirs), _ARRAYS[name], _unused(target, draft, name))

@@ -12,7 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp
 
 from forerun.core.costs import CostCurve
-from forerun.native.context import LlamaContext
+from forerun.native.context import ContextParams, LlamaContext
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _REPEATS = 5
@@ -87,9 +87,8 @@ class Calibration:
         self._context.decode(self._batch)
 
 
-def calibration_key(context: LlamaContext, n_gpu_layers: int) -> str:
+def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str:
     """Everything a curve depends on: the file, the build, the machine, the settings."""
-    params, path = context.params, context.model.path
     file = os.stat(path)
     machine = (platform.machine(), _processor(), os.cpu_count(), os.environ.get("GOMP_SPINCOUNT"))
     settings = (params.n_threads, params.n_threads_batch, params.n_ubatch, params.type_k, params.type_v)

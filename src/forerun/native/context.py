@@ -87,6 +87,12 @@ class ContextParams:
         params.no_perf = True
         return params
 
+    def numbers(self) -> dict[str, int | float | bool]:
+        """What of `native` is a number or yes or no: all that a context's size depends on, ready to be told as JSON."""
+        params = self.native()
+        values = {name: getattr(params, name) for name, *_ in params._fields_}
+        return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
 
 class LlamaContext:
     """One context of a model. Used by one thread, except for `request_abort`.

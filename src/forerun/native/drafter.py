@@ -45,15 +45,20 @@ class LlamaDrafter:
 
     Nothing a draft model does can fail a step: where its memory is full, or a decode fails, there are fewer proposals.
     The native memory itself is the record of what is held.
+
+    `target_vocabulary`: how many ids the target knows, where that may be another number: of two vocabularies that
+    differ in padding only, the shared ids are drafted and read, and text with others is left to the target.
     """
 
     name = "draft"
 
-    def __init__(self, context: LlamaContext) -> None:
+    def __init__(self, context: LlamaContext, target_vocabulary: int | None = None) -> None:
         self.context = context
         self.rows_evaluated = 0
         """Rows the draft model has computed so far."""
         self._batch = context.new_batch()
+        known = context.model.vocabulary.size
+        self._shared_ids = known if target_vocabulary is None else min(known, target_vocabulary)
         self._end_tokens = context.model.vocabulary.end_tokens
 
     # --- running ahead ---
@@ -63,7 +68,7 @@ class LlamaDrafter:
         runs = [
             Run(fill.sequence_id, fill.tokens, fill.position, asks_next=False)
             for fill in fills
-            if self.held(fill.sequence_id) == fill.position
+            if self.held(fill.sequence_id) == fill.position and self._knows(fill.tokens)
         ]
         self._feed(runs)
 
@@ -95,7 +100,11 @@ class LlamaDrafter:
             self.truncate(request.sequence_id, request.held)
             held = self.held(request.sequence_id)
         unseen = request.tokens[request.held :]
-        return request.limit > 0 and held == request.held and unseen.size > 0 and int(unseen.min()) >= 0
+        return request.limit > 0 and held == request.held and self._knows(unseen)
+
+    def _knows(self, tokens: Tokens) -> bool:
+        """Whether there are tokens, and all are text (media is negative) in shared ids."""
+        return tokens.size > 0 and int(tokens.min()) >= 0 and int(tokens.max()) < self._shared_ids
 
     def _advance(self, draft: _Draft) -> bool:
         """Take the token that a run gave; True where the draft goes on."""
@@ -151,7 +160,7 @@ class LlamaDrafter:
 
     def _choices(self) -> list[int]:
         """The likeliest token of every output row of the last decode."""
-        choices: list[int] = np.argmax(self.context.logits, axis=1).tolist()
+        choices: list[int] = np.argmax(self.context.logits[:, : self._shared_ids], axis=1).tolist()
         return choices
 
     # --- memory ---

@@ -1,8 +1,8 @@
-"""What a model is and what a context of it takes, without its weights: `python survey.py MODEL MODEL_PARAMS CONTEXT_PARAMS`.
+"""What a model is and what a context of it takes, without weights: `survey.py MODEL MODEL_PARAMS CONTEXT_PARAMS`.
 
-Both parameters are JSON objects of fields of llama.cpp's structures. Prints one JSON object (`main`). Weights and KV
-cells are not allocated (`no_alloc`), yet llama.cpp says in its log what they and its compute buffers would take. Like
-probe.py this runs in a process of its own, which may die, and imports nothing else of Forerun.
+A program. Both parameters are JSON objects of fields of llama.cpp's structures; it prints one JSON object (`main`).
+Weights and KV cells are not allocated (`no_alloc`), yet llama.cpp says in its log what they and its compute buffers
+would take. Like probe.py this runs in a process of its own, which may die, and imports nothing else of Forerun.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Log:
 def main(path: str, model_params: str, context_params: str) -> int:
     """Exit code for the file at `path`; what was found out goes to standard output, llama.cpp's complaints to error.
 
-    Kinds: `n_swa` (tokens), `is_recurrent`, `is_hybrid`, `n_layer_nextn`, `n_ctx_train`, `n_vocab`. Bytes: `weights`,
+    Kinds: `n_swa` (tokens), `is_recurrent`, `is_hybrid`, `n_ctx_train`, `n_vocab`. Bytes: `weights`,
     `kv`, `state` (recurrent), `compute`, `outputs` (logits), `other` (vocabulary, graph). `has_gpu`: some of them are
     a GPU's.
     """
@@ -86,7 +86,6 @@ def _kinds(llama: Any, model: Any) -> dict[str, Any]:
         "n_swa": llama.llama_model_n_swa(model),
         "is_recurrent": llama.llama_model_is_recurrent(model),
         "is_hybrid": llama.llama_model_is_hybrid(model),
-        "n_layer_nextn": llama.llama_model_n_layer_nextn(model),
         "n_ctx_train": llama.llama_model_n_ctx_train(model),
         "n_vocab": llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)),
         "weights": llama.llama_model_size(model),
