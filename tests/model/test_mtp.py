@@ -50,16 +50,18 @@ def runner(model: LlamaModel) -> Iterator[LlamaRunner]:
     runner.close()
 
 
-def context_of(model: LlamaModel, *, is_mtp: bool = False, n_batch: int = 128, n_ctx: int = 512) -> LlamaContext:
+def context_of(
+    model: LlamaModel, *, is_mtp: bool = False, n_batch: int = 128, n_ubatch: int = 128, n_ctx: int = 512
+) -> LlamaContext:
     params = ContextParams(
-        n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_seq_max=8, n_threads=1, n_threads_batch=1, is_mtp=is_mtp
+        n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=8, n_threads=1, n_threads_batch=1, is_mtp=is_mtp
     )
     return LlamaContext(model, params)
 
 
-def mtp_runner(model: LlamaModel, n_batch: int = 128) -> LlamaRunner:
-    target = context_of(model)
-    return LlamaRunner(target, MtpDrafter(context_of(model, is_mtp=True, n_batch=n_batch), target))
+def mtp_runner(model: LlamaModel, n_batch: int = 128, n_ubatch: int = 128) -> LlamaRunner:
+    target = context_of(model, n_ubatch=n_ubatch)
+    return LlamaRunner(target, MtpDrafter(context_of(model, is_mtp=True, n_batch=n_batch, n_ubatch=n_ubatch), target))
 
 
 class HeadAlone:
@@ -125,9 +127,11 @@ def started(runner: LlamaRunner, sequence_id: int = 0, seed: int = 0) -> DrivenR
 # --- the head's own work ---
 
 
-@pytest.mark.parametrize("n_batch", [128, 16])
-def test_proposals_are_what_the_head_says_evaluated_alone(model: LlamaModel, head: HeadAlone, n_batch: int) -> None:
-    runner = mtp_runner(model, n_batch)
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(128, 128), (16, 16), (128, 5)])
+def test_proposals_are_what_the_head_says_evaluated_alone(
+    model: LlamaModel, head: HeadAlone, n_batch: int, n_ubatch: int
+) -> None:
+    runner = mtp_runner(model, n_batch, n_ubatch)
     requests = [started(runner, sequence_id, seed=sequence_id) for sequence_id in range(3)]
     for _ in range(6):
         for request in requests:
@@ -206,7 +210,7 @@ def test_a_sequence_whose_head_forgot_everything_drafts_again(runner: LlamaRunne
 
 def test_a_head_whose_memory_is_full_proposes_less_and_fails_nothing(model: LlamaModel) -> None:
     target = context_of(model)
-    head = context_of(model, is_mtp=True, n_batch=64, n_ctx=256)
+    head = context_of(model, is_mtp=True, n_batch=64, n_ubatch=64, n_ctx=256)
     runner = LlamaRunner(target, MtpDrafter(head, target))
     request = DrivenRequest(runner, 0, random_tokens(300))
     request.prefill(100, 200)

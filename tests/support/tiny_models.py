@@ -28,7 +28,7 @@ import numpy.typing as npt
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor, f32, text, u32, u32_array
 
-Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe"]
+Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35"]
 Vocabulary = Literal["smollm2", "permuted", "truncated", "padded"]
 Array = npt.NDArray[np.float32]
 
@@ -41,6 +41,8 @@ PADDING = 100
 _UNUSED_TOKEN = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 HEAD_DISTURBANCE = 0.05
 """What an MTP head makes of the hidden state, as a share of what it makes of the token."""
+DELTA_NET_GAIN = 0.02
+"""What the recurrent layers of a model with an MTP head add."""
 _F32, _F16 = 0, 1
 
 
@@ -184,19 +186,19 @@ class _Weights:
         return values
 
 
-def _attention(weights: _Weights, block: str, width: int, head: tuple[int, int, int]) -> None:
+def _attention(weights: _Weights, block: str, width: int, head: tuple[int, int, int], query_rows: int = 1) -> None:
     """Peaked grouped-query attention; `head` is (heads, key/value heads, head size)."""
     heads, kv_heads, size = head
-    weights.matrix(f"{block}.attn_q.weight", heads * size, width, gain=1.8)
+    weights.matrix(f"{block}.attn_q.weight", query_rows * heads * size, width, gain=1.8)
     weights.matrix(f"{block}.attn_k.weight", kv_heads * size, width, gain=1.8)
     weights.matrix(f"{block}.attn_v.weight", kv_heads * size, width)
     weights.matrix(f"{block}.attn_output.weight", width, heads * size)
 
 
-def _feed_forward(weights: _Weights, block: str, width: int, hidden: int) -> None:
+def _feed_forward(weights: _Weights, block: str, width: int, hidden: int, gain: float = 2.0) -> None:
     weights.matrix(f"{block}.ffn_gate.weight", hidden, width)
     weights.matrix(f"{block}.ffn_up.weight", hidden, width)
-    weights.matrix(f"{block}.ffn_down.weight", width, hidden, gain=2.0)
+    weights.matrix(f"{block}.ffn_down.weight", width, hidden, gain)
 
 
 def _experts(weights: _Weights, block: str, width: int, hidden: int, experts: int) -> None:
@@ -281,11 +283,7 @@ def _glm4moe(weights: _Weights, tokens: int) -> dict[str, bytes]:
         weights.matrix(f"{block}.ffn_gate_inp.weight", experts, width)
         weights.constant(f"{block}.exp_probs_b.bias", experts, 0.0)
         _experts(weights, block, width, hidden, experts)
-    last, nextn = f"blk.{trunk - 1}.", f"blk.{trunk}."
-    weights.tensors += [replace(tensor, name=nextn + tensor.name[len(last) :]) for tensor in weights.tensors[start:]]
-    weights.constant(f"{nextn}nextn.enorm.weight", width, scale)
-    weights.constant(f"{nextn}nextn.hnorm.weight", width, scale)
-    weights.projection(f"{nextn}nextn.eh_proj.weight", width, gain=HEAD_DISTURBANCE)
+    _head_like(weights, weights.tensors[start:], width, scale)
     return _sizes(weights, width, hidden, tokens) | {
         "block_count": u32(trunk + 1),
         "nextn_predict_layers": u32(1),
@@ -297,6 +295,69 @@ def _glm4moe(weights: _Weights, tokens: int) -> dict[str, bytes]:
         "expert_used_count": u32(experts),
         "expert_shared_count": u32(1),
         "expert_feed_forward_length": u32(hidden),
+    }
+
+
+def _head_like(weights: _Weights, last_layer: list[Tensor], width: int, scale: float) -> None:
+    """An MTP head behind the trunk: its last layer again, fed with the token and a little of the hidden state."""
+    trunk = weights.model.layers
+    last, nextn = f"blk.{trunk - 1}.", f"blk.{trunk}."
+    weights.tensors += [replace(tensor, name=nextn + tensor.name[len(last) :]) for tensor in last_layer]
+    weights.constant(f"{nextn}nextn.enorm.weight", width, scale)
+    weights.constant(f"{nextn}nextn.hnorm.weight", width, scale)
+    weights.projection(f"{nextn}nextn.eh_proj.weight", width, gain=HEAD_DISTURBANCE)
+
+
+def _qwen35(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """Hybrid with one NextN (MTP) layer behind its `layers`: gated delta nets, and attention in the last one.
+
+    The delta nets add little, so that the head, a copy of the last layer, is often right.
+    """
+    width, hidden, head, scale = 64, 128, (4, 2, 16), 0.3
+    state, key_heads, value_heads, taps = 16, 2, 2, 4
+    inner = state * value_heads
+    trunk = weights.model.layers
+    weights.embedding(tokens, width, scale, same_size=True)
+    weights.constant("output_norm.weight", width, 2.0)
+    for index in range(trunk):
+        start = len(weights.tensors)
+        block = f"blk.{index}"
+        weights.constant(f"{block}.attn_norm.weight", width)
+        weights.constant(f"{block}.post_attention_norm.weight", width)
+        if index < trunk - 1:
+            mixed = 2 * state * key_heads + inner
+            weights.matrix(f"{block}.attn_qkv.weight", mixed, width)
+            weights.matrix(f"{block}.attn_gate.weight", inner, width)
+            weights.matrix(f"{block}.ssm_conv1d.weight", mixed, taps)
+            weights.constant(f"{block}.ssm_dt.bias", value_heads, -2.0)
+            weights.constant(f"{block}.ssm_a", value_heads, -1.0)
+            weights.matrix(f"{block}.ssm_beta.weight", value_heads, width)
+            weights.matrix(f"{block}.ssm_alpha.weight", value_heads, width)
+            weights.constant(f"{block}.ssm_norm.weight", state)
+            weights.matrix(f"{block}.ssm_out.weight", width, inner, gain=DELTA_NET_GAIN)
+            _feed_forward(weights, block, width, hidden, gain=DELTA_NET_GAIN)
+        else:
+            weights.constant(f"{block}.attn_q_norm.weight", head[2], 1.8)
+            weights.constant(f"{block}.attn_k_norm.weight", head[2], 1.8)
+            _attention(weights, block, width, head, query_rows=2)  # the other half gates what comes out
+            _feed_forward(weights, block, width, hidden)
+    _head_like(weights, weights.tensors[start:], width, scale)
+    return _sizes(weights, width, hidden, tokens) | {
+        "block_count": u32(trunk + 1),
+        "nextn_predict_layers": u32(1),
+        "full_attention_interval": u32(trunk),
+        "attention.head_count": u32(head[0]),
+        "attention.head_count_kv": u32(head[1]),
+        "attention.key_length": u32(head[2]),
+        "attention.value_length": u32(head[2]),
+        "rope.dimension_count": u32(head[2]),
+        "rope.dimension_sections": u32_array([3, 3, 2, 0]),
+        "rope.freq_base": f32(10_000.0),
+        "ssm.conv_kernel": u32(taps),
+        "ssm.inner_size": u32(inner),
+        "ssm.state_size": u32(state),
+        "ssm.time_step_rank": u32(value_heads),
+        "ssm.group_count": u32(key_heads),
     }
 
 
@@ -360,4 +421,5 @@ _ARCHITECTURES: dict[Kind, Callable[[_Weights, int], dict[str, bytes]]] = {
     "lfm2": _lfm2,
     "mamba": _mamba,
     "glm4moe": _glm4moe,
+    "qwen35": _qwen35,
 }
