@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -9,14 +10,19 @@ import numpy as np
 
 from benchmarks.report import Figures, Spread, spread
 from forerun.core.config import SchedulerConfig
+from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.history import TokenHistory
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
 from forerun.core.prompt import PromptLayout, Tokens
 from forerun.core.request import Request, SamplingParams
 from forerun.core.scheduler import Scheduler
+from forerun.core.step import DraftRequest
+from forerun.core.suffix import SuffixIndex, WrittenText
 from forerun.testing import FakeRunner, FakeVocabulary
 
 _RUNNING = 64
+_CPU = CostCurve((1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128), (8, 16, 22, 27, 40, 52, 80, 105, 212, 329, 583))
 _VOCABULARY = FakeVocabulary([bytes([97 + index % 26]) for index in range(50)], end_tokens=())
 
 
@@ -24,17 +30,28 @@ def run() -> Figures:
     return {
         "step_ms_64_running": step_cost(stop=()),
         "step_ms_64_running_with_stop_strings": step_cost(stop=("zzzzz", "qqq")),
+        "step_ms_64_running_drafting_by_gain": step_cost(stop=(), by_gain=True),
+        "suffix_index_us": suffix_index(),
         "lookup_ms_100k_tokens_1000_prefixes_sharing": lookup_cost(shared=True),
         "lookup_ms_100k_tokens_1000_prefixes_unrelated": lookup_cost(shared=False),
     }
 
 
-def step_cost(stop: tuple[str, ...]) -> Spread:
-    """Schedule + update, detokenising and stops included, while 64 requests decode."""
+def step_cost(stop: tuple[str, ...], *, by_gain: bool = False) -> Spread:
+    """Schedule + update, detokenising and stops included, while 64 requests decode.
+
+    `by_gain`: with the lookup drafters (own text and past outputs) on, on a CPU's costs, in text that gives no draft
+    that pays.
+    """
     n_ctx = _RUNNING * 1024
-    scheduler = Scheduler(
-        SchedulerConfig(n_ctx=n_ctx, max_num_seqs=_RUNNING, n_seq_max=128, max_num_batched_tokens=512), _VOCABULARY
+    config = SchedulerConfig(
+        n_ctx=n_ctx,
+        max_num_seqs=_RUNNING,
+        n_seq_max=128,
+        max_num_batched_tokens=512,
+        speculation=32 if by_gain else 0,
     )
+    scheduler = Scheduler(config, _VOCABULARY, costs=StepCosts(LiveCosts(_CPU)) if by_gain else None)
     runner = FakeRunner(n_ctx, _VOCABULARY.size)
     rng = np.random.default_rng(0)
     for index in range(_RUNNING):
@@ -51,6 +68,36 @@ def step_cost(stop: tuple[str, ...]) -> Spread:
         if len(plan.decode) == _RUNNING:
             costs.append((time.perf_counter() - done + decided - started) * 1e3)
     return spread(costs)
+
+
+def suffix_index() -> dict[str, object]:
+    """Microseconds of the full index of past outputs: lookups that find nothing or something, and writing."""
+    rng = np.random.default_rng(0)
+    index = SuffixIndex(2**20)
+    written: list[float] = []
+    for _ in range(550):
+        history = _zipf_text(rng)
+        write = functools.partial(index.write, WrittenText(history), history, "", is_whole=True)
+        written.append(_milliseconds(write) / 2032 * 1e3)
+    asked = {
+        "miss": random_tokens(rng, 500),
+        "hit_of_8_tokens": history.slice(0, 1500),
+        "hit_of_32_tokens": history.slice(0, 1500),
+    }
+    figures: dict[str, object] = {"write_a_token": spread(written), "bytes_a_token": index.nbytes / index.capacity}
+    for name, tokens in asked.items():
+        ask = functools.partial(index.propose, [DraftRequest(0, tokens, 0, 32 if name.endswith("32_tokens") else 8)])
+        figures[name] = spread([_milliseconds(ask) * 1e3 for _ in range(200)])
+    return figures
+
+
+def _zipf_text(rng: np.random.Generator) -> TokenHistory:
+    """A prompt of 100 and an answer of 2,000 tokens, some far more frequent than others."""
+    tokens = np.minimum(rng.zipf(1.2, 2100), 49_999).astype(np.int32)
+    history = TokenHistory(PromptLayout.of_text(tokens[:100]))
+    for token in tokens[100:].tolist():
+        history.append(token)
+    return history
 
 
 def lookup_cost(*, shared: bool) -> Spread:

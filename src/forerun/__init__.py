@@ -5,7 +5,8 @@ from forerun.core.planner import BatchPlanner
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, ReusablePrefix
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
-from forerun.core.request import FinishReason, SamplingParams, TokenLogprobs, Usage
+from forerun.core.request import FinishReason, ForcedTokens, SamplingParams, TokenLogprobs, Usage
+from forerun.core.step import Drafter, DraftRequest, Proposal
 from forerun.engine.output import Output
 from forerun.engine.worker import EngineHealth
 from forerun.errors import (
@@ -21,18 +22,23 @@ from forerun.errors import (
     ModelNotFoundError,
     StepFailedError,
 )
+from forerun.plugins import DrafterContext
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncEngine",
     "BatchPlanner",
+    "DraftRequest",
+    "Drafter",
+    "DrafterContext",
     "Engine",
     "EngineClosedError",
     "EngineConfig",
     "EngineError",
     "EngineHealth",
     "FinishReason",
+    "ForcedTokens",
     "ForerunError",
     "IncompatibleDraftError",
     "InvalidConfigError",
@@ -47,6 +53,7 @@ __all__ = [
     "PromptCheckpointState",
     "PromptLayout",
     "PromptSegment",
+    "Proposal",
     "ReusablePrefix",
     "SamplingParams",
     "SequencePool",

@@ -15,13 +15,15 @@ from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
 from forerun.core.sampling import verify
-from forerun.core.scheduler import Scheduler
+from forerun.core.scheduler import Scheduler, own_lookups
+from forerun.core.step import Drafter
 from forerun.core.synthetic import SyntheticAcceptance
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import physical_cores
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.parts import ChatRenderer, EngineParts
 from forerun.errors import ForerunError, InvalidConfigError, ModelLoadError
+from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.models.gguf_header import GgufHeader
@@ -57,6 +59,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "n_threads": (1, 1024),
     "n_gpu_layers": (-1, 2**31 - 1),
     "speculation": (0, MAX_DRAFT_TOKENS),
+    "suffix_tokens": (0, 2**26),
 }
 _OPTIONAL = {"n_ctx", "draft_n_ctx", "n_threads", "speculation"}
 
@@ -93,9 +96,14 @@ class EngineConfig:
     """Layers on the GPU where llama.cpp has one; -1 all."""
     speculation: int | Literal["auto", "off"] | None = None
     """"auto": drafts go where measured costs and acceptance say they pay, zero included. A number: so many drafted
-    tokens a step and sequence at most, whatever they cost; 0 is "off". None: "auto" with `draft` or `mtp`, off without.
+    tokens a step and sequence at most, whatever they cost; 0 is "off". None: "auto" with `draft`,
+    `mtp` or `drafter`, off without.
     Requests may ask for less (SamplingParams.speculation).
     """
+    drafter: str | Drafter | DrafterFactory | None = None
+    """A drafter of your own beside Forerun's: "module:factory", a factory, or the drafter itself (docs/drafters.md)."""
+    suffix_tokens: int = 2**20
+    """Tokens of past outputs that are kept to draft from, 36 bytes each; 0 none."""
     synthetic_acceptance: float | None = None
     """For measuring only: each drafted token is accepted with this probability (0 to 1), whatever the model says. Costs
     are real, answers are not, and every output says so. Without a draft model a dummy drafts, as much as it may;
@@ -137,7 +145,8 @@ class EngineConfig:
     @property
     def drafts_by_gain(self) -> bool:
         """Whether draft lengths follow measured costs."""
-        has_drafter = self.draft is not None or bool(self.mtp) or self.synthetic_acceptance is not None
+        drafters = (self.draft, self.mtp or None, self.drafter, self.synthetic_acceptance)
+        has_drafter = any(given is not None for given in drafters)
         return self.speculation == AUTO or (self.speculation is None and has_drafter)
 
 
@@ -208,6 +217,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
     from forerun.native.mtp import MtpDrafter
     from forerun.native.runner import LlamaRunner
 
+    factory = None if config.drafter is None else find_factory(config.drafter)
     found = preflight(config)
     found.require_usable()
     limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
@@ -229,8 +239,10 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
+        scheduler_config = _scheduler_config(config, n_ctx, drafter, draft_n_ctx)
+        lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
-            scheduler=Scheduler(_scheduler_config(config, n_ctx, drafter, draft_n_ctx), model.vocabulary, costs=costs),
+            scheduler=Scheduler(scheduler_config, model.vocabulary, costs=costs, lookups=lookups),
             runner=LlamaRunner(context, drafter, verification),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
@@ -444,6 +456,12 @@ def _interrupt(contexts: Sequence[LlamaContext]) -> None:
         context.request_abort()
 
 
+def _with_plug_in(factory: DrafterFactory, config: SchedulerConfig, model: LlamaModel) -> list[Drafter]:
+    """Forerun's lookups, and then the user's. Raises InvalidConfigError."""
+    context = DrafterContext(vocabulary=model.vocabulary, n_ctx=config.n_ctx)
+    return [*own_lookups(config), make_drafter(factory, context)]
+
+
 def _scheduler_config(
     config: EngineConfig, n_ctx: int, drafter: LlamaDrafter | None, draft_n_ctx: int
 ) -> SchedulerConfig:
@@ -454,6 +472,7 @@ def _scheduler_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue=config.max_queue,
         speculation=config.draft_tokens,
+        suffix_tokens=config.suffix_tokens,
         draft_n_ctx=draft_n_ctx,
         synthetic_acceptance=config.synthetic_acceptance,
         draft_name=drafter.name if drafter else MODEL_DRAFTER,

@@ -38,6 +38,7 @@ from tests.support.tiny_models import TinyModel
         ({"speculation": "some"}, "speculation: must be a whole number or one of 'auto', 'off', got 'some'"),
         ({"synthetic_acceptance": 1.5}, "synthetic_acceptance: must lie between 0 and 1, got 1.5"),
         ({"synthetic_acceptance": "1"}, "synthetic_acceptance: must be a number, got '1'"),
+        ({"suffix_tokens": -1}, "suffix_tokens: must lie between 0 and 67108864, got -1"),
         ({"model": None}, "model: must be a path or a known name, got None"),
         ({"draft": 5}, "draft: must be a path or a known name, got 5"),
         ({"max_num_seqs": 20, "n_seq_max": 10}, "max_num_seqs: is 20, but there are only n_seq_max = 10 ids"),

@@ -20,7 +20,7 @@ from forerun import (
     PromptSegment,
     SamplingParams,
 )
-from forerun.core.request import OutputDelta, Request
+from forerun.core.request import OutputDelta, Request, Usage
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import FailureKind, StepFailure
 from forerun.engine.loop import EngineLoop
@@ -410,3 +410,20 @@ def test_a_listener_that_is_gone_keeps_nobody_from_being_told_of_a_death() -> No
     worker.close()
     assert runner.is_closed
     assert len(disposed) == 1
+
+
+def test_a_tenant_s_requests_carry_its_name() -> None:
+    with Engine(fake_parts(speculation=4)) as engine:
+        steps = [usage_of(engine, tenant).steps for tenant in ("a", "a", "b")]
+    assert steps[1] < steps[0] == steps[2]
+
+
+def usage_of(engine: Engine, tenant: str) -> Usage:
+    (output,) = engine.generate("abba", SamplingParams(max_tokens=40, ignore_eos=True), tenant=tenant)
+    assert output.usage is not None
+    return output.usage
+
+
+def test_a_tenant_is_text() -> None:
+    with fake_engine() as engine, pytest.raises(InvalidRequestError, match="tenant: must be text, got 5"):
+        engine.generate("ab", tenant=5)  # type: ignore[arg-type]

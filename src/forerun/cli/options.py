@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -53,13 +54,19 @@ class ModelOptions:
             help="The model's own MTP head drafts. Default: where it has one and no --draft.",
         ),
     ] = None
+    drafter: Annotated[
+        str | None,
+        _model(
+            metavar="MODULE:FACTORY", help="A drafter of your own, from this folder or installed (docs/drafters.md)."
+        ),
+    ] = None
     speculation: Annotated[
         Any,
         _model(
             parser=_speculation,
             metavar="auto|off|N",
             help="auto: draft as far as it pays by measured costs; N: at most N tokens a step, whatever they cost. "
-            "Default: auto with --draft or --mtp, else off.",
+            "Default: auto with --draft, --mtp or --drafter, else off.",
         ),
     ] = None
     synthetic_acceptance: Annotated[
@@ -82,10 +89,13 @@ class ModelOptions:
     ] = False
 
     def config(self) -> EngineConfig:
+        if self.drafter is not None and "" not in sys.path:
+            sys.path.insert(0, "")  # modules in the current folder, as under `python -m`
         return EngineConfig(
             model=self.model,
             draft=self.draft,
             mtp=self.mtp,
+            drafter=self.drafter,
             speculation=self.speculation,
             synthetic_acceptance=self.synthetic_acceptance,
             n_ctx=self.n_ctx,

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.history import TokenHistory
-from forerun.core.prompt import Tokens
 from forerun.core.step import DraftRequest, Proposal
 
 _PAGE_BITS = 6
@@ -44,6 +43,8 @@ _TAG = 2**_TAG_BITS - 1
 _NOWHERE = -1
 _MISSING = -2
 """Where a text has no token; media are -1."""
+_NEVER = -3
+"""Equals no token."""
 _DISPUTED = 1
 """Grade of what most, but not nearly all, of the matches went on with."""
 _UNDISPUTED = 0.6
@@ -194,29 +195,24 @@ class SuffixIndex:
     # --- looking up ----------------------------------------------------------
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [self._continuation(request) for request in requests]
+        proposals = [_NO_IDEA] * len(requests)
+        for run in (_LONG, _SHORT):
+            asked = [index for index, proposal in enumerate(proposals) if not proposal.tokens]
+            ends = {index: ends for index in asked if (ends := self._ends(requests[index], run))}
+            if ends:
+                found = self._followed([requests[index] for index in ends], list(ends.values()))
+                for index, proposal in zip(ends, found, strict=True):
+                    proposals[index] = proposal
+        return proposals
 
-    def _continuation(self, request: DraftRequest) -> Proposal:
-        tenant = "" if request.request is None else request.request.tenant
-        chains = self._chains.get(tenant)
-        limit = min(request.limit, PAGE)
-        if chains is None or limit < 1:
-            return _NO_IDEA
-        last = request.tokens[-_LONG:].tolist()
-        if len(last) == _LONG:
-            head, tag = chains.place(last)
-            ends = self._ends(chains.long[head], tag, self._long)
-            proposal = self._followed(ends, request.tokens, limit) if ends else _NO_IDEA
-            if proposal.tokens:
-                return proposal
-        if len(last) < _SHORT:
-            return _NO_IDEA
-        head, tag = chains.place(last[-_SHORT:])
-        ends = self._ends(chains.short[head], tag, self._short)
-        return self._followed(ends, request.tokens, limit) if ends else _NO_IDEA
-
-    def _ends(self, link: int, tag: int, earlier: memoryview) -> list[int]:
-        """The latest positions along a chain that are still there and have the tag."""
+    def _ends(self, request: DraftRequest, run: int) -> list[int]:
+        """The latest positions that are still there where the last `run` tokens of a text ended before."""
+        chains = self._chains.get("" if request.request is None else request.request.tenant)
+        if chains is None or request.limit < 1 or request.tokens.size < run:
+            return []
+        head, tag = chains.place(request.tokens[-run:].tolist())
+        link = chains.long[head] if run == _LONG else chains.short[head]
+        earlier = self._long if run == _LONG else self._short
         oldest, capacity = self._oldest * PAGE, self.capacity
         ends: list[int] = []
         for _ in range(_LINKS):
@@ -230,20 +226,23 @@ class SuffixIndex:
             link = earlier[position % capacity]
         return ends
 
-    def _followed(self, ends: list[int], tokens: Tokens, limit: int) -> Proposal:
-        """What followed the longest of the matches at `ends`."""
-        around = self._around(np.array(ends), limit)
-        pattern = tokens[-_LONGEST:]
-        equal = around[:, _LONGEST - pattern.size : _LONGEST] == pattern
-        lengths = np.logical_and.accumulate(equal[:, ::-1], axis=1).sum(axis=1)
+    def _followed(self, requests: Sequence[DraftRequest], ends: Sequence[list[int]]) -> list[Proposal]:
+        """What followed the longest of the matches at each request's `ends`; all are compared together."""
+        limits = [min(request.limit, PAGE) for request in requests]
+        around = self._around(np.concatenate(ends), max(limits))
+        last = np.full((len(requests), _LONGEST), _NEVER, np.int32)
+        for row, request in zip(last, requests, strict=True):
+            tokens = request.tokens[-_LONGEST:]
+            row[_LONGEST - tokens.size :] = tokens
+        equal = around[:, :_LONGEST] == last.repeat([len(own) for own in ends], axis=0)
         following = around[:, _LONGEST:]
+        lengths = np.logical_and.accumulate(equal[:, ::-1], axis=1).sum(axis=1)
         lengths[following[:, 0] < 0] = 0  # nothing is known to follow, or media
-        longest = int(lengths.max())
-        if longest < _SHORT:
-            return _NO_IDEA
-        row, share = most_frequent(following[lengths == longest])
-        grade = longest.bit_length() if share >= _UNDISPUTED else _DISPUTED
-        return Proposal(row, grade)
+        stops = np.cumsum([len(own) for own in ends]).tolist()
+        return [
+            _best(following[stop - len(own) : stop, :limit], lengths[stop - len(own) : stop].tolist())
+            for own, stop, limit in zip(ends, stops, limits, strict=True)
+        ]
 
     def _around(self, ends: _Positions, limit: int) -> NDArray[np.int32]:
         """Tokens around positions, shape (ends, _LONGEST + limit): the _LONGEST up to each, and `limit` after it."""
@@ -279,6 +278,15 @@ class SuffixIndex:
 _NO_IDEA = Proposal()
 
 
+def _best(following: NDArray[np.int32], lengths: list[int]) -> Proposal:
+    """What most of the longest matches went on with; `following` has a row for each match."""
+    longest = max(lengths)
+    if longest < _SHORT:
+        return _NO_IDEA
+    row, share = most_frequent(following[[index for index, length in enumerate(lengths) if length == longest]])
+    return Proposal(row, longest.bit_length() if share >= _UNDISPUTED else _DISPUTED)
+
+
 def most_frequent(rows: NDArray[np.int32]) -> tuple[tuple[int, ...], float]:
     """Follow, token by token, what most of the rows (the latest first) say; and the share that says the first token.
 
@@ -296,6 +304,6 @@ def most_frequent(rows: NDArray[np.int32]) -> tuple[tuple[int, ...], float]:
         token, count = votes.most_common(1)[0]
         share = share if at else count / len(rows)
         rows = rows[rows[:, at] == token]
-    row = rows[0]
-    end = int((row < 0).argmax()) if row.min() < 0 else row.size
-    return tuple(row[:end].tolist()), share
+    row = rows[0].tolist()
+    end = next((index for index, token in enumerate(row) if token < 0), len(row))
+    return tuple(row[:end]), share

@@ -71,17 +71,25 @@ class AsyncioEngine(FrontEnd):
         super().__init__(parts)
         self._sinks: WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopSink] = WeakKeyDictionary()
 
-    def generate(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> AsyncOutputIterator:
+    def generate(
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = ""
+    ) -> AsyncOutputIterator:
         """One finished Output a prompt, each as soon as it is finished; errors as in Engine.generate."""
-        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params, raw=raw), incremental=False)
+        return AsyncOutputIterator(
+            self, lambda: self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=False
+        )
 
-    def stream(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> AsyncOutputIterator:
+    def stream(
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = ""
+    ) -> AsyncOutputIterator:
         """New text and tokens as they come. The last Output of each prompt has `finish_reason` and `usage`."""
-        return AsyncOutputIterator(self, lambda: self._intake.prompts(prompts, params, raw=raw), incremental=True)
+        return AsyncOutputIterator(
+            self, lambda: self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=True
+        )
 
-    def chat(self, messages: Conversations, params: Params = None) -> AsyncOutputIterator:
+    def chat(self, messages: Conversations, params: Params = None, *, tenant: str = "") -> AsyncOutputIterator:
         """Like `generate`, for a conversation (or several) through the model's chat template."""
-        build = functools.partial(self._intake.conversations, messages, params)
+        build = functools.partial(self._intake.conversations, messages, params, tenant=tenant)
         return AsyncOutputIterator(self, build, incremental=False)
 
     def submit(self, batch: Batch) -> tuple[EventLoopSink, asyncio.Queue[OutputDelta]]:

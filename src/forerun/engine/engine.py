@@ -17,25 +17,28 @@ from forerun.engine.worker import QueueSink
 class BlockingEngine(FrontEnd):
     """Serves any number of threads; each call returns an iterator of its own. Closing the iterator cancels the call."""
 
-    def generate(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> OutputIterator:
+    def generate(
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = ""
+    ) -> OutputIterator:
         """One finished Output a prompt, each as soon as it is finished: `index` says whose it is.
 
         `prompts`: text, token ids, a PromptLayout, or a list of those; `params`: for all, or one for each. Text is what
         a user says and goes through the model's chat template where it has one; `raw` continues it as it stands.
+        `tenant` is whose requests they are: nothing is drafted from another tenant's answers.
         With one prompt its error is raised; among several it is the `error` of that prompt's output and the others are
         served.
         """
-        return self._start(self._intake.prompts(prompts, params, raw=raw), incremental=False)
+        return self._start(self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=False)
 
-    def stream(self, prompts: Prompts, params: Params = None, *, raw: bool = False) -> OutputIterator:
+    def stream(self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = "") -> OutputIterator:
         """Like `generate`, but new text and tokens as they come; the last Output of each prompt has `finish_reason`
         and `usage`.
         """
-        return self._start(self._intake.prompts(prompts, params, raw=raw), incremental=True)
+        return self._start(self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=True)
 
-    def chat(self, messages: Conversations, params: Params = None) -> OutputIterator:
+    def chat(self, messages: Conversations, params: Params = None, *, tenant: str = "") -> OutputIterator:
         """Like `generate`, for a conversation (or several) through the model's chat template."""
-        return self._start(self._intake.conversations(messages, params), incremental=False)
+        return self._start(self._intake.conversations(messages, params, tenant=tenant), incremental=False)
 
     def _start(self, batch: Batch, *, incremental: bool) -> OutputIterator:
         sink = QueueSink()

@@ -48,13 +48,13 @@ class Intake:
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
-    def prompts(self, prompts: Prompts, params: Params, *, raw: bool = False) -> Batch:
+    def prompts(self, prompts: Prompts, params: Params, *, raw: bool = False, tenant: str = "") -> Batch:
         """The requests of `generate` and `stream`. A prompt that cannot be used is among the refused."""
-        return self._batch(as_prompts(prompts), params, self.raw_layout if raw else self.layout)
+        return self._batch(as_prompts(prompts), params, self.raw_layout if raw else self.layout, tenant)
 
-    def conversations(self, conversations: Conversations, params: Params) -> Batch:
+    def conversations(self, conversations: Conversations, params: Params, *, tenant: str = "") -> Batch:
         """The requests of `chat`."""
-        return self._batch(as_conversations(conversations), params, self.chat_layout)
+        return self._batch(as_conversations(conversations), params, self.chat_layout, tenant)
 
     def layout(self, prompt: Prompt) -> PromptLayout:
         """One prompt; text is what a user says, where the model has a chat template. Raises InvalidRequestError."""
@@ -92,7 +92,10 @@ class Intake:
     def chat_layout(self, messages: Conversation) -> PromptLayout:
         return self.raw_layout(self.chat_text(messages))
 
-    def _batch(self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout]) -> Batch:
+    def _batch(self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout], tenant: str) -> Batch:
+        given: object = tenant
+        if not isinstance(given, str):
+            raise InvalidRequestError("tenant", f"must be text, got {given!r}")
         arrival = self._clock()
         requests: list[Request] = []
         indexes: dict[str, int] = {}
@@ -100,7 +103,9 @@ class Intake:
         for index, (item, own) in enumerate(zip(items, paired(params, len(items)), strict=True)):
             request_id = f"{self._prefix}-{next(self._numbers)}"
             try:
-                request = Request(id=request_id, prompt=layout(item), params=seeded(own), arrival=arrival)
+                request = Request(
+                    id=request_id, prompt=layout(item), params=seeded(own), arrival=arrival, tenant=tenant
+                )
             except EngineClosedError:
                 raise
             except ForerunError as error:
