@@ -27,10 +27,6 @@ class Settings:
     """Of what is repeated with the same prompts."""
 
     @property
-    def is_small(self) -> bool:
-        return self.target == "smollm2"
-
-    @property
     def options(self) -> dict[str, Any]:
         """Options of Engine.load for all settings that are compared."""
         return {
@@ -47,15 +43,20 @@ class Settings:
         return {"target": Path(self.target).stem, "draft": draft, "tokens": self.tokens, "threads": _THREADS}
 
 
-def settings() -> Settings:
+Sizes = tuple[int, int]
+"""A default for SmolLM2, and one for larger models."""
+
+
+def settings(tokens: Sizes, *, prompts: Sizes = (99, 12), rounds: Sizes = (3, 2)) -> Settings:
+    """The settings of one benchmark, which knows how much it can do in its time."""
     target = os.environ.get("FORERUN_TARGET", "smollm2")
-    is_small = target == "smollm2"
+    is_large = target != "smollm2"
     return Settings(
         target=target,
         draft=os.environ.get("FORERUN_DRAFT") or None,
-        tokens=_number("FORERUN_TOKENS", 160 if is_small else 72),
-        prompts=_number("FORERUN_PROMPTS", 99),
-        rounds=_number("FORERUN_ROUNDS", 3 if is_small else 2),
+        tokens=_number("FORERUN_TOKENS", tokens[is_large]),
+        prompts=_number("FORERUN_PROMPTS", prompts[is_large]),
+        rounds=_number("FORERUN_ROUNDS", rounds[is_large]),
     )
 
 

@@ -8,6 +8,7 @@ ends them.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
 from forerun.compose import MAX_AUTO_DRAFT_TOKENS
 from forerun.core.costs import CostCurve
-from forerun.core.request import SamplingParams
+from forerun.core.request import SamplingParams, Usage
 
 FIXED = (2, 4, 8, 16)
 SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
@@ -39,9 +40,9 @@ def prose() -> Figures:
 
 def mix() -> Figures:
     """Eight streams at once, half of them edits: each stream's own speed, and that of all together."""
-    use = settings()
+    use = settings((96, 48), rounds=(3, 1))  # with 16 drafts each, eight streams take 136 rows a step
     with _engines(use) as processes:
-        groups = [_mixed(index) for index in range(min(use.rounds, use.prompts))]
+        groups = [_mixed(index) for index in range(use.rounds)]
         batches: dict[str, list[Batch]] = {name: [] for name in processes}
         for index, name in interleaved(list(processes), len(groups)):
             batches[name].append(processes[name].answers(groups[index], _params(use)))
@@ -76,7 +77,7 @@ def _engines(use: Settings) -> Any:
 
 
 def _one_stream(workload: str, prompts: Sequence[str]) -> Figures:
-    use = settings()
+    use = settings((160, 64))
     chosen = prompts[: use.prompts]
     with _engines(use) as processes:
         curves = processes["auto"].curves
@@ -134,8 +135,19 @@ def _receipts(answers: Sequence[Answer]) -> dict[str, object]:
         "drafted": drafted,
         "accepted": accepted,
         "accepted_a_draft": accepted / steps if steps else 0.0,
+        "by_drafter": _by_drafter(usages),
         "saved_ms": sum(usage.saved_ms for usage in usages),
     }
+
+
+def _by_drafter(usages: Sequence[Usage]) -> str:
+    """Accepted of drafted tokens by drafter."""
+    drafted, accepted = Counter[str](), Counter[str]()
+    for usage in usages:
+        for name, (proposed, right) in usage.drafters.items():
+            drafted[name] += proposed
+            accepted[name] += right
+    return ", ".join(f"{name} {accepted[name]} of {drafted[name]}" for name in sorted(drafted)) or "-"
 
 
 def _allowed(curves: Curves) -> dict[str, object]:

@@ -23,7 +23,7 @@ WITHIN = 0.10
 
 def run() -> Figures:
     """Speed at each acceptance and length, measured over predicted. The draft is a dummy that costs nothing."""
-    use = settings()
+    use = settings((160, 64))
     figures: Figures = {**use.names, "draft": "", "within": WITHIN, "settings": {}}
     for rate in _RATES:
         figures["settings"] |= _at(rate, use)

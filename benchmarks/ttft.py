@@ -18,24 +18,22 @@ from tests.support.tiny_models import TinyModel, build
 
 _WORDS = 2300
 """About 3,000 tokens."""
-_TOKENS = 32
 
 
 def run() -> Figures:
     """Ratios of a loaded draft to none, paired: below 1 it is faster."""
-    use = settings()
+    use = settings((32, 32), rounds=(5, 3))
     draft = use.draft or str(build(TinyModel(seed=1), resolve_model("smollm2")))
     chosen: dict[str, dict[str, Any]] = {"none": {"speculation": 0}, "loaded": {"draft": draft, "speculation": "auto"}}
     answers: dict[str, list[Answer]] = {name: [] for name in chosen}
     with engines(use.options, chosen) as processes:
         for index, name in interleaved(list(processes), use.rounds):
-            params = SamplingParams(max_tokens=min(use.tokens, _TOKENS), ignore_eos=True)
+            params = SamplingParams(max_tokens=use.tokens, ignore_eos=True)
             answers[name].append(processes[name].answer(long_prose(_WORDS, index), params))
     pairs = list(zip(answers["loaded"], answers["none"], strict=True))
     return {
         **use.names,
         "draft": use.names["draft"] or "tiny-random",
-        "tokens": min(use.tokens, _TOKENS),
         "prompt_tokens": [none.usage.prompt_tokens for none in answers["none"]],
         "ttft_ms_without": spread([none.timing.prefill * 1e3 for _, none in pairs]),
         "ttft_ms_with": spread([loaded.timing.prefill * 1e3 for loaded, _ in pairs]),
