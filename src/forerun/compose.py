@@ -19,7 +19,7 @@ from forerun.core.scheduler import Scheduler, own_lookups
 from forerun.core.step import Drafter
 from forerun.core.synthetic import SyntheticAcceptance
 from forerun.engine.async_engine import AsyncioEngine
-from forerun.engine.cores import physical_cores
+from forerun.engine.cores import machine_load, physical_cores
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.parts import ChatRenderer, EngineParts
 from forerun.errors import ForerunError, InvalidConfigError, ModelLoadError
@@ -39,6 +39,8 @@ DEFAULT_MAX_N_CTX = 8192
 """Without n_ctx a model gets its training context, but no more than this: KV memory is allocated at once."""
 MAX_AUTO_DRAFT_TOKENS = 32
 """Drafted tokens a step and sequence at most, however well they are accepted."""
+_BUSY = 0.7
+"""Cores that other programs may use before measured costs are told to be theirs too."""
 MAX_SEQUENCE_IDS = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 
@@ -307,24 +309,28 @@ def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None
 
     Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable.
     """
+    from forerun.models.preflight import Finding, Verdict
     from forerun.models.prospects import Check, judge_speed
 
     found = preflight(config)
     if not found.is_usable:
         return Check(found)
-    curves = [_curve(one, config, found, measures=measures, progress=progress) for one in found.candidates]
+    curves = [None if config.recalibrate else _known_curve(one, config) for one in found.candidates]
+    if measures and None in curves:
+        if (load := machine_load()) > _BUSY:
+            busy = f"other programs keep {load:.1f} cores busy while costs are measured: measure again without them"
+            found.findings.append(Finding(Verdict.WARNING, "speed", f"{busy} (--measure)"))
+        pairs = zip(found.candidates, curves, strict=True)
+        curves = [_measured_or_told(one, config, found, progress) if curve is None else curve for one, curve in pairs]
     return judge_speed(found, curves, config.draft_tokens or MAX_AUTO_DRAFT_TOKENS)
 
 
-def _curve(
-    candidate: Candidate, config: EngineConfig, found: Preflight, *, measures: bool, progress: LoadProgress | None
+def _measured_or_told(
+    candidate: Candidate, config: EngineConfig, found: Preflight, progress: LoadProgress | None
 ) -> CostCurve | None:
-    """A model's costs here; None where they are not known, or could not be measured, which is then a finding."""
+    """A model's costs here; None where they could not be measured, which is then a finding."""
     from forerun.models.preflight import Finding, Verdict
 
-    known = None if config.recalibrate else _known_curve(candidate, config)
-    if known is not None or not measures:
-        return known
     try:
         return _measured(candidate, config, progress)
     except ForerunError as error:

@@ -12,6 +12,7 @@ import pytest
 from forerun.cli.check import finding_line
 from forerun.compose import EngineConfig
 from forerun.core.costs import CostCurve
+from forerun.errors import ModelLoadError
 from forerun.models.machine_memory import FreeMemory
 from forerun.models.preflight import Finding, Preflight, Verdict
 from forerun.models.prospects import Check
@@ -209,3 +210,28 @@ def test_a_model_s_own_head_is_judged_and_measured_as_its_draft(
     refused = forerun("check", str(tiny_dense_path), "--mtp")
     assert refused.exit_code == 2
     assert "its MTP head cannot draft: the file has no NextN layers" in refused.stdout
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("load", "is_told"), [(0.2, False), (3.0, True)])
+def test_costs_measured_beside_other_programs_are_told_to_be_so(
+    forerun: Forerun, tiny_dense_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, is_told: object
+) -> None:
+    monkeypatch.setattr("forerun.compose._measured", lambda *_: FLAT)
+    monkeypatch.setattr("forerun.compose.machine_load", lambda: load)
+    shown = forerun("check", str(tiny_dense_path)).stdout
+    assert ("other programs keep 3.0 cores busy" in shown) == is_told
+
+
+@pytest.mark.model
+def test_costs_that_cannot_be_measured_are_told_and_the_pair_stays_usable(
+    forerun: Forerun, tiny_dense_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ModelLoadError("no context could be made")
+
+    monkeypatch.setattr("forerun.compose._measured", fails)
+    result = forerun("check", str(tiny_dense_path))
+    assert result.exit_code == 0
+    assert "costs could not be measured: no context could be made" in result.stdout
+    assert "what drafting brings here is not known" in result.stdout

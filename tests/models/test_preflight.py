@@ -122,7 +122,7 @@ def test_contexts_beyond_what_models_were_trained_for_are_told() -> None:
 
 def test_n_grams_are_always_possible_and_mtp_needs_a_head(tiny_mtp_path: Path) -> None:
     plain = judge_methods(candidate(), None, LIMITS)
-    assert "n-gram drafts: possible" in told(plain, Verdict.OK)
+    assert "n-gram drafts, and drafts from past outputs: possible" in told(plain, Verdict.OK)
     assert "MTP drafts: not possible, the file has no NextN layers" in told(plain, Verdict.NOTE)
     with_head = Candidate(read_header(tiny_mtp_path), survey())
     head = dataclasses.replace(with_head, is_mtp=True)

@@ -18,6 +18,11 @@ def physical_cores(topology: Path = _TOPOLOGY) -> int:
     return len(cores) or len(cpus)
 
 
+def machine_load() -> float:
+    """How many cores were busy in the last minute, all programs together; 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
 def usable_cpus() -> set[int]:
     """CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):

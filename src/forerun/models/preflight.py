@@ -262,7 +262,9 @@ def judge_vocabularies(target: GgufHeader, draft: GgufHeader) -> list[Finding]:
 
 def judge_methods(target: Candidate, draft: Candidate | None, limits: Limits, *, fits: bool = True) -> list[Finding]:
     """Which ways of drafting the files allow. `fits`: whether the draft's vocabulary is the target's."""
-    findings = [Finding(Verdict.OK, "speculation", "n-gram drafts: possible with every model")]
+    findings = [
+        Finding(Verdict.OK, "speculation", "n-gram drafts, and drafts from past outputs: possible with every model")
+    ]
     if draft is not None and fits and not draft.is_mtp:
         findings.append(_judge_draft(target, draft))
     reason = why_no_mtp(target.header)
