@@ -24,7 +24,7 @@ _TIMES = 3
 
 def run() -> Figures:
     """Speed against off of the first answer and of the later ones, pairs of the same prompt and round."""
-    use = settings()
+    use = settings((160, 64))
     prompts = [prompt for prompt in PROSE[: min(use.prompts, 6)] for _ in range(_TIMES)]
     params = SamplingParams(max_tokens=use.tokens)
     answers: dict[str, list[Answer]] = {name: [] for name in _SETTINGS}
