@@ -50,7 +50,9 @@ class Reader:
         """Shape (stop - start, vocabulary): row i follows tokens[: start + i + 1]."""
         if self._sight is None:
             return self._rows(tokens[:stop], stop - start)
-        return np.concatenate([self._rows(tokens[max(end - self._sight, 0) : end], 1) for end in range(start + 1, stop + 1)])
+        return np.concatenate(
+            [self._rows(tokens[max(end - self._sight, 0) : end], 1) for end in range(start + 1, stop + 1)]
+        )
 
     def _rows(self, tokens: Tokens, wanted: int) -> NDArray[np.float32]:
         self._context.clear_sequence(0)
@@ -110,9 +112,9 @@ def run(target: str, draft: str | None = None) -> dict[str, object]:
 def dense(logits: NDArray[np.float32], temperature: float, top_p: float) -> Floats:
     params = SamplingParams(temperature=temperature, top_p=top_p)
     context = SamplingContext(params, 0, frozenset(), TokenHistory(PromptLayout.of_text([0])))
-    ids, probabilities = distribution(logits, context)
+    found = distribution(logits, context)
     whole = np.zeros(logits.size)
-    whole[ids] = probabilities
+    whole[found.ids] = found.probabilities
     return whole
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
+from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
-from forerun.core.sampling import verify
 from forerun.core.scheduler import Scheduler, own_lookups
 from forerun.core.step import Drafter
 from forerun.core.synthetic import SyntheticAcceptance
+from forerun.core.verification import verify
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import machine_load, physical_cores
 from forerun.engine.engine import BlockingEngine
@@ -111,6 +111,10 @@ class EngineConfig:
     are real, answers are not, and every output says so. Without a draft model a dummy drafts, as much as it may;
     `speculation` is then "auto" where nothing is said.
     """
+    verification: Literal["auto", "match", "rejection"] = "auto"
+    """How a draft model's proposals are verified where a request samples and gives no seed: "match" them with what is
+    chosen anyway, by "rejection" sampling, which accepts a little more, or "auto": by what has been accepting more.
+    """
     recalibrate: bool = False
     """Measure costs again, also where they are known of this model, build and machine."""
     reuse_prefixes: bool = True
@@ -131,6 +135,8 @@ class EngineConfig:
             _refuse("mtp", f"there is the draft model {self.draft} already; give one of the two")
         if self.mtp and not self.draft_tokens:
             _refuse("mtp", "an MTP head drafts, but speculation is 0")
+        if self.verification not in list(Verification):
+            _refuse("verification", f"must be one of {', '.join(Verification)}, got {self.verification!r}")
         if self.max_num_seqs > self.n_seq_max:
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
         if self.max_num_seqs > self.max_num_batched_tokens:
@@ -482,6 +488,7 @@ def _scheduler_config(
         draft_n_ctx=draft_n_ctx,
         synthetic_acceptance=config.synthetic_acceptance,
         draft_name=drafter.name if drafter else MODEL_DRAFTER,
+        verification=Verification(config.verification),
         reuse_prefixes=config.reuse_prefixes,
     )
 

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from forerun.core.costs import StepCosts
 from forerun.core.history import TokenHistory
 from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.race import uniform
 from forerun.core.request import FinishReason, SamplingParams
-from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verify, sample, uniform, verify
+from forerun.core.sampling import BrokenLogitsError, SamplingContext, TokenDistribution, draft_token, sample
 from forerun.core.speculation import rows_by_depth
 from forerun.core.step import (
     ClearSequence,
@@ -46,6 +47,7 @@ from forerun.core.step import (
     TruncateSequence,
     Vocabulary,
 )
+from forerun.core.verification import Verify, verify
 
 _LOGIT_SPREAD = 6.0
 _GARBAGE = 10**6
@@ -210,19 +212,29 @@ class FakeDrafter:
         self.rows += len(codes)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal(self._propose(request)) for request in requests]
+        return [self._propose(request) for request in requests]
 
-    def _propose(self, request: DraftRequest) -> tuple[int, ...]:
+    def _propose(self, request: DraftRequest) -> Proposal:
         self.evaluate(request.sequence_id, request.tokens[request.held :], request.held)
         proposed: list[int] = []
+        drawn_from: list[TokenDistribution] = []
         while True:
-            digest = self.memory.digest(request.sequence_id)
-            if uniform(digest, 10**6) >= self.quality:
-                digest += 1
-            proposed.append(int(fake_logits(digest, self._size).argmax()))
+            token, distribution = self._choose(request, proposed)
+            proposed.append(token)
+            if distribution is not None and request.wants_distributions:
+                drawn_from.append(distribution)
             if len(proposed) == request.limit:
-                return tuple(proposed)
+                return Proposal(tuple(proposed), drawn_from=tuple(drawn_from))
             self.evaluate(request.sequence_id, proposed[-1:], request.tokens.size + len(proposed) - 1)
+
+    def _choose(self, request: DraftRequest, proposed: Sequence[int]) -> tuple[int, TokenDistribution | None]:
+        digest = self.memory.digest(request.sequence_id)
+        if uniform(digest, 10**6) >= self.quality:
+            digest += 1
+        logits = fake_logits(digest, self._size)
+        if request.sampling is None:
+            return int(logits.argmax()), None
+        return draft_token(logits, request.sampling, proposed)
 
 
 FaultSchedule = Callable[[StepPlan], StepFailure | None]
@@ -317,30 +329,31 @@ class FakeRunner:
             self.memory.append(rows.sequence_id, codes, rows.position, extent)
             self.rows += len(codes)
             if rows.sampling is not None:
-                verified = self._verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1)
+                verified = self._verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1, ())
                 results[rows.sequence_id] = SequenceResult(verified.tokens, logprobs=verified.logprobs)
         return results
 
-    def _draft(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+    def _draft(self, plan: StepPlan) -> dict[int, Proposal]:
         if self.drafter is None:
             return {}
         for fill in plan.draft_fills:
             self.drafter.evaluate(fill.sequence_id, fill.tokens, fill.position)
         proposed = self.drafter.propose(plan.draft_requests)
         return {
-            request.sequence_id: proposal.tokens
+            request.sequence_id: proposal
             for request, proposal in zip(plan.draft_requests, proposed, strict=True)
             if proposal.tokens
         }
 
-    def _decode(self, row: DecodeRow, proposals: dict[int, tuple[int, ...]]) -> SequenceResult:
-        drafts = proposals.get(row.sequence_id, row.drafts)
+    def _decode(self, row: DecodeRow, proposals: dict[int, Proposal]) -> SequenceResult:
+        proposal = proposals.get(row.sequence_id) or Proposal(row.drafts)
+        drafts = proposal.tokens
         logits = np.empty((len(drafts) + 1, self._size), np.float32)
         for index, token in enumerate((row.token, *drafts)):
             self.memory.append(row.sequence_id, [token], row.position + index)
             logits[index] = self._logits(row.sequence_id)
         self.rows += len(logits)
-        verified = self._verify(logits, drafts, row.sampling, row.max_tokens)
+        verified = self._verify(logits, drafts, row.sampling, row.max_tokens, proposal.drawn_from)
         self.memory.truncate(row.sequence_id, row.position + len(verified.tokens))
         return SequenceResult(verified.tokens, len(drafts), verified.accepted, verified.logprobs)
 

@@ -5,6 +5,8 @@ Real curves (design/llama-facts.md), draft models of every quality, texts that r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.request import SamplingParams
 from forerun.core.scheduler import Scheduler
+from forerun.core.step import DraftRequest, Proposal
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary
 from tests.core.harness import Harness
 
@@ -26,6 +29,13 @@ WORDS = FakeVocabulary([bytes([97 + index % 26]) for index in range(16)], end_to
 N_CTX = 8192
 TOKENS = 300
 """An answer's length; a lone copy is longer, so that learning what it is weighs little."""
+
+
+class BlindDrafter(FakeDrafter):
+    """Knows nothing of the bias that makes an answer a copy: copies are for lookups to find."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return super().propose([replace(request, sampling=None) for request in requests])
 
 
 def costs(target: CostCurve, draft: CostCurve | None) -> StepCosts:
@@ -46,7 +56,7 @@ def simulate(
     config = SchedulerConfig(
         n_ctx=N_CTX, max_num_seqs=8, speculation=speculation, draft_n_ctx=N_CTX if draft else 0, min_prefix_tokens=4096
     )
-    drafter = FakeDrafter(N_CTX, WORDS.size, quality) if draft else None
+    drafter = BlindDrafter(N_CTX, WORDS.size, quality) if draft else None
     harness = Harness(config, FakeRunner(N_CTX, WORDS.size, drafter=drafter, costs=costs(target, draft)), WORDS)
     harness.scheduler = Scheduler(config, WORDS, costs=None if fixed else costs(target, draft))
     rng = np.random.default_rng(3)

@@ -15,17 +15,11 @@ from numpy.typing import NDArray
 
 from forerun.core.history import MEDIA_TOKEN, TokenHistory
 from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.race import uniform
 from forerun.core.request import SamplingParams
-from forerun.core.sampling import (
-    BrokenLogitsError,
-    SamplingContext,
-    Verified,
-    candidates,
-    sample,
-    token_logprobs,
-    uniform,
-    verify,
-)
+from forerun.core.sampling import BrokenLogitsError, SamplingContext, candidates, sample, token_logprobs
+from forerun.core.verification import Verified, verify
+from tests.core.statistics import chi_square, chi_square_limit
 
 Logits = NDArray[np.float32]
 NEAR = 1e-4
@@ -294,16 +288,6 @@ def test_banning_everything_is_an_error_of_that_request() -> None:
 # --- randomness ----------------------------------------------------------
 
 
-def chi_square_limit(freedom: int) -> float:
-    """Exceeded by chance once in a thousand (Wilson and Hilferty 1931)."""
-    spread = 2 / (9 * freedom)
-    return freedom * (1 - spread + 3.09 * math.sqrt(spread)) ** 3
-
-
-def chi_square(observed: Sequence[float], expected: Sequence[float]) -> float:
-    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-
-
 STREAMS: dict[str, Callable[[int], tuple[int, int]]] = {
     "one seed": lambda i: (42, i),
     "neighbouring seeds": lambda i: (i, 0),
@@ -336,13 +320,6 @@ def test_a_random_number_lies_in_its_interval_and_depends_on_nothing_else(seed: 
 def test_no_seed_s_stream_is_another_s_shifted() -> None:
     streams = {uniform(42 + stride * 0x9E3779B97F4A7C15, index) for stride in range(20) for index in range(20)}
     assert len(streams) == 400
-
-
-@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
-def test_the_ends_of_chance_never_choose_the_impossible(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.core.sampling.uniform", lambda _seed, _index: number)
-    logits = np.array([-np.inf, 0.0, 0.0, -np.inf], np.float32)
-    assert sample(logits, a_context(SamplingParams(temperature=1.0))) == (1 if number == 0 else 2)
 
 
 @given(any_logits.filter(lambda logits: bool(np.isfinite(logits).any())), st.integers(0, 2**64 - 1))

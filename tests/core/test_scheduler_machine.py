@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forerun.core.config import SchedulerConfig
+from forerun.core.config import SchedulerConfig, Verification
 from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
 from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
@@ -43,14 +43,16 @@ parameters = st.builds(
     max_tokens=st.one_of(st.none(), st.integers(1, 12)),
     temperature=st.sampled_from([0.0, 0.0, 1.5]),
     seed=st.integers(0, 3),
+    top_p=st.sampled_from([1.0, 1.0, 0.8]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.7]),
+    logit_bias=st.sampled_from([{}, {}, {1: 3.0}]),
     stop=st.sampled_from([(), (), ("ab",), ("aé", "bb")]),
     ignore_eos=st.booleans(),
     speculation=st.sampled_from([None, None, 0, 2]),
     logprobs=st.sampled_from([None, None, 2]),
 )
 configs = st.builds(
-    lambda n_ctx, spare_ids, seqs, rows, beside, quantum, speculation, suffix, draft, tokens: SchedulerConfig(
+    lambda n_ctx, spare_ids, seqs, rows, beside, quantum, speculation, suffix, draft, tokens, method: SchedulerConfig(
         n_ctx=n_ctx,
         n_seq_max=seqs + spare_ids,
         max_num_seqs=seqs,
@@ -61,6 +63,7 @@ configs = st.builds(
         suffix_tokens=suffix,
         draft_n_ctx=draft,
         min_prefix_tokens=tokens,
+        verification=method,
     ),
     n_ctx=st.sampled_from([24, 40, 96]),
     spare_ids=st.integers(0, 5),
@@ -72,6 +75,7 @@ configs = st.builds(
     suffix=st.sampled_from([0, 64, 1000]),
     draft=st.sampled_from([0, 12, 96]),
     tokens=st.sampled_from([1, 4, 64]),
+    method=st.sampled_from(Verification),
 )
 
 

@@ -10,9 +10,10 @@ from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.history import TokenHistory
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import Request, SamplingParams, Usage
-from forerun.core.sampling import SamplingContext, Verified, verify
+from forerun.core.sampling import SamplingContext
 from forerun.core.scheduler import Scheduler
 from forerun.core.synthetic import SyntheticAcceptance
+from forerun.core.verification import Verified, verify
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary
 from tests.core.harness import VOCABULARY, Harness
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from forerun.compose import AsyncEngine, Engine
 from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import Tokens, as_tokens
-from forerun.core.sampling import verify
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import StepPlan, StepResult
 from forerun.core.synthetic import SyntheticAcceptance
+from forerun.core.verification import verify
 from forerun.engine.parts import ChatRenderer, EngineParts, Message
 from forerun.errors import InvalidRequestError
 from forerun.testing import FakeRunner, FakeVocabulary

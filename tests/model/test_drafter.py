@@ -207,8 +207,8 @@ def test_media_are_not_drafted(dense: LlamaModel, make_context: MakeContext) -> 
 class WrongDrafter(LlamaDrafter):
     """Proposes the wrong tokens."""
 
-    def _choices(self) -> list[int]:
-        return [token + 1 for token in super()._choices()]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(tuple(token + 1 for token in right.tokens)) for right in super().propose(requests)]
 
 
 def test_a_drafter_that_is_never_right_changes_nothing(dense: LlamaModel, make_context: MakeContext) -> None:

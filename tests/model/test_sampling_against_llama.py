@@ -76,7 +76,8 @@ def underflows(logits: Logits) -> bool:
 def assert_same_distribution(logits: Logits, params: SamplingParams, history: TokenHistory) -> None:
     context = SamplingContext(params, 0, frozenset(), history)
     before = logits.copy()
-    ids, probabilities = distribution(logits, context)
+    found = distribution(logits, context)
+    ids, probabilities = found.ids, found.probabilities
     native_ids, native_probabilities = NativeSamplerChain(params, logits.size, history.tokens).candidates(logits)
     np.testing.assert_array_equal(logits, before)
     ours, theirs = np.zeros(logits.size), np.zeros(logits.size)
@@ -111,8 +112,8 @@ def test_typical_ignores_tokens_that_are_impossible(typical_p: float) -> None:
     )
     alone = distribution(possible, context)
     among_impossible = distribution(logits, context)
-    np.testing.assert_array_equal(among_impossible[0], 3 * alone[0])
-    np.testing.assert_allclose(among_impossible[1], alone[1], rtol=1e-5)
+    np.testing.assert_array_equal(among_impossible.ids, 3 * alone.ids)
+    np.testing.assert_allclose(among_impossible.probabilities, alone.probabilities, rtol=1e-5)
 
 
 def test_a_temperature_next_to_zero_takes_the_likeliest() -> None:
@@ -120,5 +121,5 @@ def test_a_temperature_next_to_zero_takes_the_likeliest() -> None:
     history = TokenHistory(PromptLayout.of_text([0]))
     for temperature in (1e-10, 1e-50, 5e-324):
         context = SamplingContext(SamplingParams(temperature=temperature), 0, frozenset(), history)
-        ids, probabilities = distribution(logits, context)
-        assert probabilities[ids == logits.argmax()] == 1.0
+        found = distribution(logits, context)
+        assert found.probabilities[found.ids == logits.argmax()] == 1.0

@@ -147,6 +147,7 @@ class RequestDrafting:
         "is_off",
         "look_again_at",
         "look_up_at",
+        "model_grade",
         "plain_ms",
         "remembered",
         "saved_ms",
@@ -168,6 +169,8 @@ class RequestDrafting:
         """A step with this request in it failed: it goes on without drafts, in case they are why."""
         self.look_again_at = 0
         """Known tokens from which on it is asked again whether filling the draft's memory pays."""
+        self.model_grade = 0
+        """How the draft model's latest proposals are chosen and verified: acceptance is learned for each way."""
         self.look_up_at = 0
         """Known tokens from which on the next lookup is due."""
         self.plain_ms = 0.0

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from forerun.core.pool import DEFAULT_MIN_PREFIX_SIMILARITY, DEFAULT_MIN_PREFIX_TOKENS
 
 MODEL_DRAFTER = "draft"
+
+
+class Verification(StrEnum):
+    """How the proposals of a draft model stand their test where a request samples and gave no seed.
+
+    With a seed, and greedily, they are always matched: the answer then never depends on drafts.
+    """
+
+    AUTO = "auto"
+    """Whichever has been accepting more."""
+    MATCH = "match"
+    REJECTION = "rejection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +48,7 @@ class SchedulerConfig:
     """Cells of the draft model's KV memory; 0 where there is no draft model."""
     draft_name: str = MODEL_DRAFTER
     """What usage calls the draft model."""
+    verification: Verification = Verification.AUTO
     min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY
     min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS
     synthetic_acceptance: float | None = None

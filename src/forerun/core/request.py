@@ -47,7 +47,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids: -100 to 100, or -inf, which bans a token whatever its logit."""
     seed: int | None = None
-    """Same seed, same answer. None draws one for the request."""
+    """Same seed, same answer, whatever is drafted. None draws one for the request; drafts may then have a say in which
+    of the model's answers it is."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()
@@ -271,3 +272,9 @@ class Request:
     tenant: str = ""
     """Whose request it is. Nothing is drafted from another tenant's texts, or from what drafting them taught."""
     forced: ForcedTokens | None = None
+    drawn_seed: int = 0
+    """What randomness comes from where the parameters give no seed."""
+
+    @property
+    def seed(self) -> int:
+        return self.drawn_seed if self.params.seed is None else self.params.seed

@@ -53,7 +53,7 @@ class RequestState:
         prompt, params = request.prompt, request.params
         self.request = request
         self.history = TokenHistory(prompt)
-        self.sampling = SamplingContext(params, params.seed or 0, vocabulary.end_tokens, self.history)
+        self.sampling = SamplingContext(params, request.seed, vocabulary.end_tokens, self.history)
         self.text = TextStream(params.stop)
         # The last output token is never put into memory, hence one more than there are cells.
         room = n_ctx + 1 - prompt.logical_tokens

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits, and verifying drafted ones.
+"""Choosing tokens from logits.
 
 Nothing here keeps state between steps: a choice is a function of the logits, the request's parameters, its tokens so
 far and (seed, index of the output token). So a rejected draft, a retried step or a resumed request has nothing to roll
@@ -11,20 +11,22 @@ logit bias, penalties, top_k, typical_p, top_p, min_p, temperature.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.core import race
 from forerun.core.history import TokenHistory
 from forerun.core.request import SamplingParams, TokenLogprobs
 from forerun.errors import EngineError
 
-_MASK = 2**64 - 1
 _LIKELY_MARGIN = 16.0
 """top_p first sorts only tokens whose logit is this close to the largest; the rest is sorted where that was too few."""
+_DRAFTED = 1e-4
+"""A draft does not propose tokens less likely than this times the likeliest: whole rows would cost time for nothing."""
 
 
 class BrokenLogitsError(EngineError):
@@ -52,52 +54,69 @@ def _penalises(params: SamplingParams) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """Tokens that came out of one block: `accepted` of them confirmed a proposal; the last is not yet in memory."""
+class TokenDistribution:
+    """Probabilities of some tokens; all others have none. Both arrays have shape (tokens,), ids are distinct."""
 
-    tokens: tuple[int, ...]
-    accepted: int
-    logprobs: tuple[TokenLogprobs, ...] | None
-
-
-Verify: TypeAlias = Callable[[NDArray[np.float32], Sequence[int], SamplingContext, int], Verified]
-"""`verify`, or what stands in its place."""
-
-
-def verify(rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int) -> Verified:
-    """Sample row by row while the choice equals the proposal (sample-and-match; greedy is its special case).
-
-    `rows` has shape (len(drafts) + 1, vocabulary): row i follows drafts[:i]. It is edited in place and put back. Ends
-    at an end token or after `max_tokens`. Raises BrokenLogitsError.
-    """
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    accepted = 0
-    wanted = context.params.logprobs
-    for index, row in enumerate(rows):
-        token = sample(row, context, tokens)
-        tokens.append(token)
-        if wanted is not None:
-            logprobs.append(token_logprobs(row, token, wanted))
-        matches = index < len(drafts) and token == drafts[index]
-        accepted += matches
-        if not matches or token in context.end_tokens or len(tokens) >= max_tokens:
-            break
-    return Verified(tuple(tokens), accepted, tuple(logprobs) if wanted is not None else None)
+    ids: NDArray[np.intp]
+    probabilities: NDArray[np.float64]
 
 
 def sample(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()) -> int:
     """One token from a row of logits (shape: vocabulary). `block`: tokens chosen before it in this step."""
     if context.is_plain_greedy:
-        token = int(logits.argmax())
-        if not np.isfinite(logits[token]):
-            raise BrokenLogitsError("the model returned logits that are not finite")
-        return token
+        return _likeliest(logits)
+    with _edited(logits, context, block):
+        if context.params.is_greedy:
+            return _likeliest(logits)
+        _likeliest(logits)
+        ids, values = candidates(logits, context.params)
+        chosen = race.winner(ids, values, context.params.temperature, context.seed, _index(context, block))
+        return chosen if ids is None else int(ids[chosen])
+
+
+def draft_token(
+    logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()
+) -> tuple[int, TokenDistribution | None]:
+    """What a draft model proposes, given its own row of logits; and what that was drawn from, None where greedy.
+
+    It runs the race that `sample` will run, so that both choose alike as often as can be. `block`: what it proposed
+    before. The least likely tokens are left out, which makes a worse draft by next to nothing and no other answer.
+    """
+    params = context.params
+    if context.is_plain_greedy:
+        return _likeliest(logits), None
+    with _edited(logits, context, block):
+        best = _likeliest(logits)
+        if params.is_greedy:
+            return best, None
+        likely = np.flatnonzero(logits >= logits[best] + np.float32(params.temperature * np.log(_DRAFTED)))
+        among, values = candidates(logits[likely], params)
+    ids = likely if among is None else likely[among]
+    chosen = race.winner(ids, values, params.temperature, context.seed, _index(context, block))
+    weights = _weights(values, params.temperature)
+    return int(ids[chosen]), TokenDistribution(ids, weights / weights.sum())
+
+
+def _index(context: SamplingContext, block: Sequence[int]) -> int:
+    """Which output token comes next."""
+    return context.history.output_tokens + len(block)
+
+
+def _likeliest(logits: NDArray[np.float32]) -> int:
+    best = int(logits.argmax())
+    if not np.isfinite(logits[best]):
+        raise BrokenLogitsError("no token is left to choose from: logits are not finite, or all tokens are banned")
+    return best
+
+
+@contextmanager
+def _edited(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int]) -> Iterator[None]:
+    """Meanwhile the row holds what bias and penalties make of it."""
     ids, values = _edits(logits, context, block)
     saved = logits[ids]
     logits[ids] = values
     try:
-        return _choose(logits, context, context.history.output_tokens + len(block))
+        yield
     finally:
         logits[ids] = saved
 
@@ -105,15 +124,16 @@ def sample(logits: NDArray[np.float32], context: SamplingContext, block: Sequenc
 def _edits(
     logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int]
 ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """The few logits that bias and penalties change: their ids and new values."""
+    """The few logits that bias and penalties change: their ids and new values. A draft's row may lack some ids."""
     params = context.params
-    changed = {token: float(logits[token]) for token in context.banned | params.logit_bias.keys()}
-    for token, bias in params.logit_bias.items():
-        changed[token] += bias
+    changed = {token: float(logits[token]) + bias for token, bias in params.logit_bias.items() if token < logits.size}
     for token in context.banned:
-        changed[token] = -np.inf
+        if token < logits.size:
+            changed[token] = -np.inf
     if _penalises(params):
         for token, count in _recent_counts(context, block).items():
+            if token >= logits.size:
+                continue
             value = changed.get(token)
             value = float(logits[token]) if value is None else value
             value = value * params.repetition_penalty if value <= 0 else value / params.repetition_penalty
@@ -133,31 +153,13 @@ def _recent_counts(context: SamplingContext, block: Sequence[int]) -> Counter[in
     return Counter({token: count for token, count in recent.items() if token >= 0})
 
 
-def _choose(logits: NDArray[np.float32], context: SamplingContext, output_index: int) -> int:
-    params = context.params
-    best = int(logits.argmax())
-    if not np.isfinite(logits[best]):
-        raise BrokenLogitsError("no token is left to choose from: logits are not finite, or all tokens are banned")
-    if params.is_greedy:
-        return best
-    ids, values = candidates(logits, params)
-    weights = _weights(values, params.temperature)
-    cumulative = np.cumsum(weights)
-    chosen = int(np.searchsorted(cumulative, uniform(context.seed, output_index) * cumulative[-1], side="right"))
-    chosen = min(chosen, values.size - 1)
-    return int(ids[chosen]) if ids is not None else chosen
-
-
-def distribution(
-    logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """What `sample` draws from, where it does not take the likeliest: token ids and their probabilities."""
-    changed, values = _edits(logits, context, block)
-    edited = logits.copy()
-    edited[changed] = values
-    ids, values = candidates(edited, context.params)
-    weights = _weights(values, context.params.temperature)
-    return (np.arange(logits.size) if ids is None else ids), weights / weights.sum()
+def distribution(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()) -> TokenDistribution:
+    """What `sample` draws from, where it does not take the likeliest."""
+    with _edited(logits, context, block):
+        _likeliest(logits)
+        ids, values = candidates(logits, context.params)
+        weights = _weights(values, context.params.temperature)
+    return TokenDistribution(np.arange(logits.size) if ids is None else ids, weights / weights.sum())
 
 
 def _weights(values: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
@@ -239,19 +241,3 @@ def token_logprobs(logits: NDArray[np.float32], token: int, top: int) -> TokenLo
     return TokenLogprobs(
         token, float(logits[token]) - normaliser, tuple((i, float(logits[i]) - normaliser) for i in best)
     )
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on nothing but (seed, index).
-
-    SplitMix64's mixing function (Steele, Lea, Flood 2014, https://doi.org/10.1145/2714064.2660195), seed mixed first so
-    that neighbouring seeds share no stream.
-    """
-    return (_mix(_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15 & _MASK) >> 11) / 2**53
-
-
-def _mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposal
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
-from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
+from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import StepCosts
 from forerun.core.drafting import checked_forced
 from forerun.core.origins import Origins
@@ -35,6 +35,12 @@ FORCED = "forced"
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
 _MODEL_GUESS = 0.6
+_GREEDY, _MATCHED, _BY_REJECTION = range(3)
+"""Grades of the draft model's proposals: they are accepted at different rates."""
+_BETTER = 0.05
+"""Rejection sampling accepts at least as much of the same drafts: matching must seem so much better to be used."""
+_TRY_OTHER = 32
+"""The way that is thought worse is tried at every so manieth token."""
 _LOOKUP_GUESSES = (0.2, 0.2, 0.2, 0.35, 0.6, 0.8)
 """First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
 _PROBE_SHARE = 0.01
@@ -221,7 +227,9 @@ class DraftPlanner:
             return _Candidate(state, option, found=best)
         if request is None:
             return None
-        return _Candidate(state, self._option(state, MODEL_DRAFTER, 0, request.limit), request=request)
+        return _Candidate(
+            state, self._option(state, MODEL_DRAFTER, state.drafting.model_grade, request.limit), request=request
+        )
 
     def _best(
         self, state: RequestState, proposed: Sequence[Found], request: DraftRequest | None, least: float
@@ -232,7 +240,7 @@ class DraftPlanner:
         """
         forced = proposed[0].proposal.tokens if proposed[0].drafter == FORCED else ()
         if request is not None and request.tokens.size - request.held <= _CATCH_UP:
-            least = max(least, self._acceptance(state, MODEL_DRAFTER, 0).first_rate())
+            least = max(least, self._acceptance(state, MODEL_DRAFTER, state.drafting.model_grade).first_rate())
         usable = [
             found
             for found in proposed
@@ -256,10 +264,16 @@ class DraftPlanner:
         key = (drafter, grade)
         known = state.drafting.acceptance.get(key)
         if known is None:
-            records = self._tenant_records(state.request.tenant)
-            shared = records.setdefault(key, DrafterRecord(_first_guess(drafter, grade)))
-            known = state.drafting.acceptance[key] = Acceptance(shared)
+            known = state.drafting.acceptance[key] = Acceptance(self._record(state, drafter, grade))
         return known
+
+    def _record(self, state: RequestState, drafter: str, grade: int) -> DrafterRecord:
+        """What all requests of a tenant taught about proposals of one grade."""
+        records = self._tenant_records(state.request.tenant)
+        record = records.get((drafter, grade))
+        if record is None:
+            record = records[drafter, grade] = DrafterRecord(_first_guess(drafter, grade))
+        return record
 
     def _tenant_records(self, tenant: str) -> dict[tuple[str, int], DrafterRecord]:
         records = self._records[tenant] = self._records.pop(tenant, {})
@@ -275,7 +289,7 @@ class DraftPlanner:
             else:
                 state.drafting.remember(found.drafter, found.proposal, state.history.size)
         elif request is not None and length:
-            request = DraftRequest(request.sequence_id, request.tokens, request.held, length)
+            request = replace(request, limit=length)
             if self._pool.make_draft_room(drafts.model_cells + request.tokens.size - request.held + length - 1):
                 drafts.requests.append(request)
 
@@ -321,7 +335,32 @@ class DraftPlanner:
         limit = min(limit, self._config.draft_n_ctx - known + 1)
         if limit < 1 or (self._costs is None and known - held > _CATCH_UP):
             return None
-        return DraftRequest(_id(state), state.history.tokens, held, limit)
+        grade = state.drafting.model_grade = self._model_grade(state)
+        return DraftRequest(
+            _id(state),
+            state.history.tokens,
+            held,
+            limit,
+            state.request,
+            state.sampling,
+            wants_distributions=grade == _BY_REJECTION,
+        )
+
+    def _model_grade(self, state: RequestState) -> int:
+        """How the next proposals of the draft model are to be chosen and verified."""
+        params, method = state.request.params, self._config.verification
+        if params.is_greedy:
+            return _GREEDY
+        if params.seed is not None or method is Verification.MATCH:
+            return _MATCHED
+        if method is Verification.REJECTION:
+            return _BY_REJECTION
+        # One request's own record is too short to tell ways apart that differ by a few in a hundred.
+        rejection, matched = (
+            self._record(state, MODEL_DRAFTER, grade).first_rate() for grade in (_BY_REJECTION, _MATCHED)
+        )
+        by_rejection = rejection + _BETTER >= matched
+        return _BY_REJECTION if by_rejection != (state.history.size % _TRY_OTHER == 0) else _MATCHED
 
     def _drafts_with_model(self, state: RequestState) -> bool:
         """Media prompts draft by lookup only: the draft model has not seen the media."""
@@ -355,7 +394,9 @@ class DraftPlanner:
             return []
         sharing = [state for state in states if self._drafts_with_model(state) and self._wanted(state) > 0]
         load = self._load(max(len(sharing), 1), 0)
-        options = [self._option(state, MODEL_DRAFTER, 0, self._wanted(state)) for state in sharing]
+        options = [
+            self._option(state, MODEL_DRAFTER, state.drafting.model_grade, self._wanted(state)) for state in sharing
+        ]
         lengths = self._allocator.allocate(options, self._config.max_num_batched_tokens - len(sharing), load)
         saving = self._allocator.saving(options, lengths, load)
         drafting = {_id(state) for state, length in zip(sharing, lengths, strict=True) if length}
@@ -399,7 +440,7 @@ class DraftPlanner:
         """What came of a sequence's drafts, once its tokens were added to the request."""
         drafting = state.drafting
         if result.drafted:
-            drafter, grade = (row.drafter, row.grade) if row.drafts else (MODEL_DRAFTER, 0)
+            drafter, grade = (row.drafter, row.grade) if row.drafts else (MODEL_DRAFTER, drafting.model_grade)
             self._acceptance(state, drafter, grade).add(result.accepted, result.drafted)
         for remembered in tuple(drafting.remembered.values()):
             self._compare(state, remembered)

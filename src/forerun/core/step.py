@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from forerun.core.origins import Origins, first
 from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
 from forerun.core.request import Request, TokenLogprobs
-from forerun.core.sampling import SamplingContext
+from forerun.core.sampling import SamplingContext, TokenDistribution
 
 # --- memory operations ----------------------------------------------------------
 
@@ -118,6 +118,10 @@ class DraftRequest:
     held: int
     limit: int
     request: Request | None = None
+    sampling: SamplingContext | None = None
+    """How the target will choose, for a draft that chooses alike; None asks for the likeliest."""
+    wants_distributions: bool = False
+    """Say what proposals were drawn from: they are verified by rejection sampling then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +136,12 @@ class Proposal:
     grade: int = 0
     origins: Origins = ()
     """Who proposed which tokens, where several drafters did; empty: the drafter that is asked."""
+    drawn_from: tuple[TokenDistribution, ...] = ()
+    """What each token was drawn from at random, where the request wanted that; else empty."""
 
     def shortened(self, length: int) -> Proposal:
         """Its first `length` tokens."""
-        return Proposal(self.tokens[:length], self.grade, first(self.origins, length))
+        return Proposal(self.tokens[:length], self.grade, first(self.origins, length), self.drawn_from[:length])
 
 
 class Drafter(Protocol):

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.core.race import uniform
 from forerun.core.request import TokenLogprobs
-from forerun.core.sampling import SamplingContext, Verified, sample, token_logprobs, uniform
+from forerun.core.sampling import SamplingContext, TokenDistribution, sample, token_logprobs
 from forerun.core.step import DraftRequest, Proposal
+from forerun.core.verification import Verified
 
 _STREAM = 0x5EED
 """Sets these random numbers apart from those that sampling draws for the same seed."""
@@ -35,10 +37,16 @@ class SyntheticAcceptance:
         return uniform(seed ^ _STREAM, output_index) < self.probability
 
     def verify(
-        self, rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int
+        self,
+        rows: NDArray[np.float32],
+        drafts: Sequence[int],
+        context: SamplingContext,
+        max_tokens: int,
+        drawn_from: Sequence[TokenDistribution] = (),
     ) -> Verified:
-        """As core.sampling.verify, but for who decides. A rejected token gives way to the model's own choice, or to its
-        second choice where that is the rejected one."""
+        """As core.verification.verify, but for who decides. A rejected token gives way to the model's own choice, or to
+        its second choice where that is the rejected one."""
+        del drawn_from
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] = []
         accepted, wanted, done = 0, context.params.logprobs, context.history.output_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
@@ -103,8 +103,9 @@ class Intake:
         for index, (item, own) in enumerate(zip(items, paired(params, len(items)), strict=True)):
             request_id = f"{self._prefix}-{next(self._numbers)}"
             try:
+                seed = secrets.randbits(64)  # the core has no randomness of its own
                 request = Request(
-                    id=request_id, prompt=layout(item), params=seeded(own), arrival=arrival, tenant=tenant
+                    id=request_id, prompt=layout(item), params=own, arrival=arrival, tenant=tenant, drawn_seed=seed
                 )
             except EngineClosedError:
                 raise
@@ -154,8 +155,3 @@ def paired(params: Params, count: int) -> Iterable[SamplingParams]:
     if len(each) != count:
         raise InvalidRequestError("params", f"{len(each)} given for {count} prompts; give one, or one each")
     return each
-
-
-def seeded(params: SamplingParams) -> SamplingParams:
-    """Parameters with their seed drawn: the core has no randomness of its own."""
-    return params if params.seed is not None else replace(params, seed=secrets.randbits(64))

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forerun.core.prompt import Tokens
+from forerun.core.sampling import BrokenLogitsError, TokenDistribution, draft_token
 from forerun.core.step import DraftFill, DraftRequest, Proposal
 from forerun.native.context import LlamaContext, NativeStepError
 
@@ -17,13 +19,12 @@ _log = logging.getLogger("forerun.native")
 
 @dataclass(slots=True)
 class Run:
-    """Rows for one sequence at consecutive positions; `next` becomes the likeliest token after them, where asked."""
+    """Rows for one sequence at consecutive positions. Where a draft asks, they choose the token that comes next."""
 
     sequence_id: int
     tokens: Tokens | Sequence[int]
     position: int
-    asks_next: bool
-    next: int | None = None
+    asks: _Draft | None = None
 
 
 @dataclass(slots=True)
@@ -33,6 +34,18 @@ class _Draft:
     request: DraftRequest
     run: Run
     proposals: list[int] = field(default_factory=list)
+    drawn_from: list[TokenDistribution] = field(default_factory=list)
+
+    def choose(self, logits: NDArray[np.float32]) -> None:
+        """Add the token after the last row fed, given its logits."""
+        sampling = self.request.sampling
+        if sampling is None:
+            self.proposals.append(int(logits.argmax()))
+            return
+        token, distribution = draft_token(logits, sampling, self.proposals)
+        self.proposals.append(token)
+        if distribution is not None and self.request.wants_distributions:
+            self.drawn_from.append(distribution)
 
 
 class LlamaDrafter:
@@ -66,20 +79,22 @@ class LlamaDrafter:
     def fill(self, fills: Sequence[DraftFill]) -> None:
         """Run text through the draft model; what does not fit is missing, and `held` tells."""
         runs = [
-            Run(fill.sequence_id, fill.tokens, fill.position, asks_next=False)
+            Run(fill.sequence_id, fill.tokens, fill.position)
             for fill in fills
             if self.held(fill.sequence_id) == fill.position and self._knows(fill.tokens)
         ]
         self._feed(runs)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Greedy continuations: up to `limit` tokens for each request, fewer at the end of a turn or without room."""
-        drafts = [_draft(request) for request in requests]
+        """Continuations, chosen as the target will choose: up to `limit` tokens for each request, fewer at the end of a
+        turn or without room.
+        """
+        drafts = [_started(request) for request in requests]
         live = [draft for draft in drafts if self._is_ready(draft.request)]
         while live:
             self._feed([draft.run for draft in live])
             live = [draft for draft in live if self._advance(draft)]
-        return [Proposal(tuple(draft.proposals)) for draft in drafts]
+        return [Proposal(tuple(draft.proposals), drawn_from=tuple(draft.drawn_from)) for draft in drafts]
 
     def settle(self, request: DraftRequest, accepted: int) -> int:
         """Keep of a request's draft what the target confirmed: its tokens and `accepted` proposals.
@@ -107,15 +122,12 @@ class LlamaDrafter:
         return tokens.size > 0 and int(tokens.min()) >= 0 and int(tokens.max()) < self._shared_ids
 
     def _advance(self, draft: _Draft) -> bool:
-        """Take the token that a run gave; True where the draft goes on."""
-        token = draft.run.next
-        if token is None:
-            return False
-        draft.proposals.append(token)
-        if len(draft.proposals) >= draft.request.limit or token in self._end_tokens:
-            return False
+        """Feed the token that the last run chose; False where it chose none, or the draft ends with it."""
         position = draft.run.position + len(draft.run.tokens)
-        draft.run = Run(draft.request.sequence_id, (token,), position, asks_next=True)
+        count = position - draft.request.tokens.size + 1
+        if len(draft.proposals) < count or count >= draft.request.limit or draft.proposals[-1] in self._end_tokens:
+            return False
+        draft.run = Run(draft.request.sequence_id, draft.proposals[-1:], position, draft)
         return True
 
     # --- evaluation ---
@@ -128,7 +140,7 @@ class LlamaDrafter:
             for run in runs:
                 self._feed_run(run, ended)
             self._flush(ended)
-        except NativeStepError as error:
+        except (NativeStepError, BrokenLogitsError) as error:
             _log.info("draft model: %s; going on with fewer proposals", error)
 
     def _feed_run(self, run: Run, ended: list[Run]) -> None:
@@ -137,9 +149,9 @@ class LlamaDrafter:
             if not self._batch.room:
                 self._flush(ended)
             stop = min(end, start + self._batch.room)
-            asks_next = run.asks_next and stop == end
-            self._add_rows(run, start, stop, last_output=asks_next)
-            if asks_next:
+            is_asked = run.asks is not None and stop == end
+            self._add_rows(run, start, stop, last_output=is_asked)
+            if is_asked:
                 ended.append(run)
             start = stop
 
@@ -148,20 +160,17 @@ class LlamaDrafter:
         self._batch.add_run(run.tokens[start:stop], run.position + start, run.sequence_id, last_output=last_output)
 
     def _flush(self, ended: list[Run]) -> None:
-        """Decode the batch and give the runs that ended in it their next token."""
+        """Decode the batch, and let the drafts whose runs ended in it choose their next token."""
         if not self._batch.rows:
             return
         self.context.decode(self._batch)
         self.rows_evaluated += self._batch.rows
-        for run, token in zip(ended, self._choices(), strict=True):
-            run.next = token
+        if ended:
+            for run, row in zip(ended, self.context.logits, strict=True):
+                assert run.asks is not None
+                run.asks.choose(row[: self._shared_ids])
         ended.clear()
         self._batch.clear()
-
-    def _choices(self) -> list[int]:
-        """The likeliest token of every output row of the last decode."""
-        choices: list[int] = np.argmax(self.context.logits[:, : self._shared_ids], axis=1).tolist()
-        return choices
 
     # --- memory ---
 
@@ -191,6 +200,7 @@ class LlamaDrafter:
         return f"LlamaDrafter({self.context!r}, {self.rows_evaluated} rows evaluated)"
 
 
-def _draft(request: DraftRequest) -> _Draft:
-    unseen = request.tokens[request.held :]
-    return _Draft(request, Run(request.sequence_id, unseen, request.held, asks_next=True))
+def _started(request: DraftRequest) -> _Draft:
+    draft = _Draft(request, Run(request.sequence_id, request.tokens[request.held :], request.held))
+    draft.run.asks = draft
+    return draft

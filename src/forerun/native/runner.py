@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.core.sampling import BrokenLogitsError, SamplingContext, Verified, Verify, verify
+from forerun.core.sampling import BrokenLogitsError, SamplingContext
 from forerun.core.step import (
     ClearSequence,
     FailureKind,
@@ -16,6 +16,7 @@ from forerun.core.step import (
     KvOperation,
     MediaRows,
     PrefillRows,
+    Proposal,
     SequenceResult,
     StepFailure,
     StepPlan,
@@ -23,6 +24,7 @@ from forerun.core.step import (
     StepTimes,
     TruncateSequence,
 )
+from forerun.core.verification import Verified, Verify, verify
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 from forerun.native.drafter import LlamaDrafter
@@ -115,10 +117,10 @@ class LlamaRunner:
         return self.drafter
 
     @staticmethod
-    def _propose(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+    def _propose(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, Proposal]:
         """What the draft model proposes, by sequence id."""
         proposals = zip(plan.draft_requests, drafter.propose(plan.draft_requests), strict=True)
-        return {request.sequence_id: proposal.tokens for request, proposal in proposals}
+        return {request.sequence_id: proposal for request, proposal in proposals}
 
     @staticmethod
     def _settle_draft(drafter: LlamaDrafter, plan: StepPlan, results: dict[int, SequenceResult]) -> dict[int, int]:
@@ -130,10 +132,10 @@ class LlamaRunner:
 
     # --- the target's rows ---
 
-    def _run_target(self, plan: StepPlan, proposals: dict[int, tuple[int, ...]]) -> dict[int, SequenceResult]:
+    def _run_target(self, plan: StepPlan, proposals: dict[int, Proposal]) -> dict[int, SequenceResult]:
         """One decode of all rows, verified."""
-        drafts = [proposals.get(row.sequence_id, row.drafts) for row in plan.decode]
-        self._fill_batch(plan, drafts)
+        drafts = [proposals.get(row.sequence_id) or Proposal(row.drafts) for row in plan.decode]
+        self._fill_batch(plan, [proposal.tokens for proposal in drafts])
         self.context.decode(self._batch)
         return dict(self._verify(plan, drafts))
 
@@ -153,18 +155,19 @@ class LlamaRunner:
                 raise NativeStepError(FailureKind.FAILED, "this runner does not evaluate media")
             batch.add_run(run.tokens, run.position, run.sequence_id, last_output=run.sampling is not None)
 
-    def _verify(self, plan: StepPlan, drafts: list[tuple[int, ...]]) -> Iterator[tuple[int, SequenceResult]]:
+    def _verify(self, plan: StepPlan, drafts: list[Proposal]) -> Iterator[tuple[int, SequenceResult]]:
         """Choose tokens from the logits, and cut the rows that were not confirmed."""
         logits = self.context.logits
         first = 0
-        for row, proposed in zip(plan.decode, drafts, strict=True):
-            rows = 1 + len(proposed)
-            verified = self._verify_rows(logits[first : first + rows], proposed, row.sampling, row.max_tokens)
+        for row, proposal in zip(plan.decode, drafts, strict=True):
+            tokens, rows = proposal.tokens, 1 + len(proposal.tokens)
+            block = logits[first : first + rows]
+            verified = self._verify_rows(block, tokens, row.sampling, row.max_tokens, proposal.drawn_from)
             first += rows
             # The pending token and all new tokens but the last stay; nothing is cut where everything was confirmed.
             if len(verified.tokens) < rows:
                 self._cut(row.sequence_id, row.position + len(verified.tokens))
-            yield row.sequence_id, _result(verified, len(proposed))
+            yield row.sequence_id, _result(verified, rows - 1)
         for run in plan.prefill:
             if run.sampling is not None:
                 yield run.sequence_id, _result(_first_token(logits[first : first + 1], run.sampling), 0)
