@@ -152,7 +152,7 @@ def test_a_proposal_stands_as_often_as_the_two_models_overlap() -> None:
 
 def test_a_proposal_the_target_rules_out_never_stands() -> None:
     rows = np.array([[0.0, 0.0, -np.inf]] * 2, np.float32)
-    drawn_from = TokenDistribution(np.array([2, 0]), np.array([0.9, 0.1]))
+    drawn_from = TokenDistribution(np.array([2, 0]), np.array([0.9, 0.1], np.float32))
     for seed in range(100):
         verified = verify(rows, (2,), a_context(seed), 9, (drawn_from,))
         assert verified.accepted == 0
@@ -161,6 +161,6 @@ def test_a_proposal_the_target_rules_out_never_stands() -> None:
 
 def test_what_was_proposed_before_the_draft_model_is_matched() -> None:
     rows = np.array([[0.0, 90.0, 0.0]] * 3, np.float32)
-    drawn_from = TokenDistribution(np.array([1]), np.array([1.0]))
+    drawn_from = TokenDistribution(np.array([1]), np.array([1.0], np.float32))
     assert verify(rows, (1, 1), a_context(0), 9, (drawn_from,)).tokens == (1, 1, 1)
     assert verify(rows, (0, 1), a_context(0), 9, (drawn_from,)).tokens == (1,)

@@ -23,8 +23,8 @@ from forerun.core.history import TokenHistory
 from forerun.core.request import SamplingParams, TokenLogprobs
 from forerun.errors import EngineError
 
-_LIKELY_MARGIN = 16.0
-"""top_p first sorts only tokens whose logit is this close to the largest; the rest is sorted where that was too few."""
+_LIKELY_MARGINS = (3.0, 6.0, 12.0)
+"""top_p sorts only tokens whose logit is this close to the largest; where these are too few the next, at last all."""
 _DRAFTED = 1e-4
 """A draft does not propose tokens less likely than this times the likeliest: whole rows would cost time for nothing."""
 
@@ -58,7 +58,7 @@ class TokenDistribution:
     """Probabilities of some tokens; all others have none. Both arrays have shape (tokens,), ids are distinct."""
 
     ids: NDArray[np.intp]
-    probabilities: NDArray[np.float64]
+    probabilities: NDArray[np.float32]
 
 
 def sample(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int] = ()) -> int:
@@ -93,8 +93,7 @@ def draft_token(
         among, values = candidates(logits[likely], params)
     ids = likely if among is None else likely[among]
     chosen = race.winner(ids, values, params.temperature, context.seed, _index(context, block))
-    weights = _weights(values, params.temperature)
-    return int(ids[chosen]), TokenDistribution(ids, weights / weights.sum())
+    return int(ids[chosen]), TokenDistribution(ids, _softmax(values, params.temperature))
 
 
 def _index(context: SamplingContext, block: Sequence[int]) -> int:
@@ -158,15 +157,8 @@ def distribution(logits: NDArray[np.float32], context: SamplingContext, block: S
     with _edited(logits, context, block):
         _likeliest(logits)
         ids, values = candidates(logits, context.params)
-        weights = _weights(values, context.params.temperature)
-    return TokenDistribution(np.arange(logits.size) if ids is None else ids, weights / weights.sum())
-
-
-def _weights(values: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
-    """Probabilities of logits at a temperature, up to a factor."""
-    with np.errstate(over="ignore"):  # a temperature next to 0 leaves the likeliest alone
-        weights: NDArray[np.float64] = np.exp((values - values.max()) / np.float64(temperature))
-    return weights
+        probabilities = _softmax(values, context.params.temperature)
+    return TokenDistribution(np.arange(logits.size) if ids is None else ids, probabilities)
 
 
 def candidates(
@@ -191,9 +183,14 @@ def _keep(
     return (keep if ids is None else ids[keep]), values[keep]
 
 
-def _softmax(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    weights = np.exp(values - values.max())
-    return weights / weights.sum(dtype=np.float64).astype(np.float32)  # type: ignore[no-any-return]
+def _softmax(values: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float32]:
+    weights: NDArray[np.float32] = values - values.max()
+    if temperature != 1.0:
+        with np.errstate(over="ignore"):  # a temperature next to 0 leaves the likeliest alone
+            weights *= np.float32(1 / max(temperature, 1e-30))
+    np.exp(weights, out=weights)
+    weights /= weights.sum(dtype=np.float64).astype(np.float32)
+    return weights
 
 
 def _typical(values: NDArray[np.float32], typical_p: float) -> NDArray[np.intp] | None:
@@ -214,12 +211,12 @@ def _top_p(values: NDArray[np.float32], top_p: float) -> NDArray[np.intp] | None
     if top_p >= 1.0:
         return None
     probabilities = _softmax(values)
-    likely = np.flatnonzero(values >= values.max() - _LIKELY_MARGIN)
-    for subset in (likely, np.arange(values.size)):
-        order = subset[np.argsort(-values[subset], kind="stable")]
-        cumulative = np.cumsum(probabilities[order], dtype=np.float64)
-        if cumulative[-1] >= top_p:
+    for margin in (*_LIKELY_MARGINS, np.inf):
+        subset = np.flatnonzero(values >= values.max() - np.float32(margin))
+        if probabilities[subset].sum(dtype=np.float64) >= top_p:
             break
+    order = subset[np.argsort(-values[subset], kind="stable")]
+    cumulative = np.cumsum(probabilities[order], dtype=np.float64)
     return order[: int(np.searchsorted(cumulative, top_p, side="left")) + 1]
 
 

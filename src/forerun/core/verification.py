@@ -6,7 +6,7 @@ the answer for a seed never depends on drafts; greedy is the special case.
 Rejection sampling: a proposal x drawn from the draft's q stands with probability min(1, p(x) / q(x)), else a token is
 drawn from max(p - q, 0). The answer has the target's distribution p (Leviathan, Kalman, Matias 2023,
 https://arxiv.org/abs/2211.17192; Chen et al. 2023, https://arxiv.org/abs/2302.01318), but which answer it is depends on
-the draft: only for requests that gave no seed. It accepts a little more (docs/decisions/0008-verification.md).
+the draft: only for requests that gave no seed. It accepts a little more (docs/decisions/0011-verification.md).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _accept_or_replace(
     p, q = (float(its.probabilities[its.ids == proposed].sum()) for its in (target, drawn_from))
     if uniform(context.seed, index, Stream.ACCEPTANCE) * q < p:
         return proposed
-    draft = np.zeros(row.size)
+    draft = np.zeros(row.size, np.float32)
     draft[drawn_from.ids] = drawn_from.probabilities
     rest = np.maximum(target.probabilities - draft[target.ids], 0.0)
     if not rest.any():  # the two are equal but for rounding
