@@ -38,6 +38,7 @@ from tests.support.tiny_models import TinyModel
         ({"speculation": "some"}, "speculation: must be a whole number or one of 'auto', 'off', got 'some'"),
         ({"synthetic_acceptance": 1.5}, "synthetic_acceptance: must lie between 0 and 1, got 1.5"),
         ({"synthetic_acceptance": "1"}, "synthetic_acceptance: must be a number, got '1'"),
+        ({"verification": "some"}, "verification: must be one of auto, match, rejection, got 'some'"),
         ({"suffix_tokens": -1}, "suffix_tokens: must lie between 0 and 67108864, got -1"),
         ({"model": None}, "model: must be a path or a known name, got None"),
         ({"draft": 5}, "draft: must be a path or a known name, got 5"),
