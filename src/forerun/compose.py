@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.memory import DENSE
 from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
 from forerun.core.scheduler import Scheduler, own_lookups
 from forerun.core.step import Drafter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.native.context import ContextParams, LlamaContext
     from forerun.native.drafter import LlamaDrafter
     from forerun.native.model import LlamaModel
+    from forerun.native.rollback import Rollback
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,9 @@ MAX_AUTO_DRAFT_TOKENS = 32
 """Drafted tokens a step and sequence at most, however well they are accepted."""
 _BUSY = 0.7
 """Cores that other programs may use before measured costs are told to be theirs too."""
+DEFAULT_N_SEQ_MAX = 128
+_IDLE_STATES = 16
+"""Cached prefixes that recurrent and hybrid models have ids for."""
 MAX_SEQUENCE_IDS = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 
@@ -63,7 +68,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "speculation": (0, MAX_DRAFT_TOKENS),
     "suffix_tokens": (0, 2**26),
 }
-_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_threads", "speculation"}
+_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_seq_max", "n_threads", "speculation"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +93,10 @@ class EngineConfig:
     """Rows computed at a time inside a step."""
     max_num_seqs: int = 16
     """Requests that run at the same time."""
-    n_seq_max: int = 128
-    """Sequence ids: running requests and cached prefixes together."""
+    n_seq_max: int | None = None
+    """Sequence ids: running requests and cached prefixes together. None: DEFAULT_N_SEQ_MAX, or a few more than
+    max_num_seqs for recurrent and hybrid models, which hold a whole state for each id.
+    """
     max_queue: int = 2**31 - 1
     """Requests that may wait; one more is refused."""
     n_threads: int | None = None
@@ -137,11 +144,35 @@ class EngineConfig:
             _refuse("mtp", "an MTP head drafts, but speculation is 0")
         if self.verification not in list(Verification):
             _refuse("verification", f"must be one of {', '.join(Verification)}, got {self.verification!r}")
-        if self.max_num_seqs > self.n_seq_max:
+        if self.n_seq_max is not None and self.max_num_seqs > self.n_seq_max:
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
         if self.max_num_seqs > self.max_num_batched_tokens:
             rows = f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but a step holds only {rows}")
+
+    def sequence_ids(self, *, has_state: bool) -> int:
+        """Ids of requests and cached prefixes: cheap where memory is cells, a whole state each where it is one."""
+        if self.n_seq_max is not None:
+            return self.n_seq_max
+        if not has_state:
+            return max(DEFAULT_N_SEQ_MAX, self.max_num_seqs)
+        return min(self.max_num_seqs + _IDLE_STATES, max(MAX_SEQUENCE_IDS - self.max_num_seqs, self.max_num_seqs))
+
+    def native_ids(self, *, has_state: bool) -> int:
+        """Ids that a context needs: with a state, one more for each request whose drafts may have to be taken back.
+
+        Raises InvalidConfigError where llama.cpp has not so many.
+        """
+        ids = self.sequence_ids(has_state=has_state)
+        if not has_state or not self.draft_tokens:
+            return ids
+        if ids + self.max_num_seqs > MAX_SEQUENCE_IDS:
+            _refuse(
+                "n_seq_max",
+                f"is {ids}; with speculation, a recurrent or hybrid model needs max_num_seqs = {self.max_num_seqs} ids "
+                f"beside it to take rejected drafts back, and there are {MAX_SEQUENCE_IDS} in all",
+            )
+        return ids + self.max_num_seqs
 
     @property
     def draft_tokens(self) -> int:
@@ -242,16 +273,18 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             drafter = MtpDrafter(_context(model, config, draft_n_ctx, loaded, is_mtp=True), context)
         elif draft_n_ctx:
             draft = _load(paths[1], config, loaded, progress)
-            drafter = LlamaDrafter(_context(draft, config, draft_n_ctx, loaded), model.vocabulary.size)
+            draft_context = _context(draft, config, draft_n_ctx, loaded)
+            rollback = _rollback(draft_context, limits.n_seq_max)
+            drafter = LlamaDrafter(draft_context, model.vocabulary.size, rollback)
         synthetic = config.synthetic_acceptance
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
-        scheduler_config = _scheduler_config(config, n_ctx, drafter, draft_n_ctx)
+        scheduler_config = _scheduler_config(config, limits, context, drafter)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
             scheduler=Scheduler(scheduler_config, model.vocabulary, costs=costs, lookups=lookups),
-            runner=LlamaRunner(context, drafter, verification),
+            runner=LlamaRunner(context, drafter, verification, _rollback(context, limits.n_seq_max)),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
             model_name=paths[0].name,
@@ -296,7 +329,7 @@ class _Wanted:
         return Limits(
             n_ctx=n_ctx,
             draft_n_ctx=draft_n_ctx if is_drafting else 0,
-            n_seq_max=config.n_seq_max,
+            n_seq_max=config.sequence_ids(has_state=False),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             draft_tokens=config.draft_tokens,
@@ -308,6 +341,12 @@ class _Wanted:
 
     def context_params(self, n_ctx: int, *, is_mtp: bool) -> dict[str, int | float | bool]:
         return _context_params(self.config, n_ctx, is_mtp=is_mtp).numbers()
+
+    def sequence_ids(self, *, has_state: bool) -> int:
+        return self.config.sequence_ids(has_state=has_state)
+
+    def native_ids(self, *, has_state: bool) -> int:
+        return self.config.native_ids(has_state=has_state)
 
 
 def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None = None) -> Check:
@@ -371,18 +410,15 @@ def _load(
 
     model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=report, with_mtp=with_mtp)
     loaded.callback(model.close)
-    if not model.truncates_anywhere:
-        raise ModelLoadError(
-            f"{path}: {_memory_kind(model)} memory cannot be cut back to a shared prefix or past rejected drafts; "
-            "support for it arrives with checkpoints, in a later release"
-        )
     return model
 
 
-def _memory_kind(model: LlamaModel) -> str:
-    if model.is_hybrid:
-        return "this model's hybrid (partly recurrent)"
-    return "this model's recurrent" if model.is_recurrent else "this model's sliding-window"
+def _rollback(context: LlamaContext, n_seq_max: int) -> Rollback | None:
+    """What takes rejected rows back, on the ids from n_seq_max on; None where they can be cut off or there are none."""
+    from forerun.native.rollback import Rollback
+
+    spare = context.params.n_seq_max - n_seq_max
+    return Rollback(context, n_seq_max, spare) if context.memory.has_state and spare > 0 else None
 
 
 def _context(
@@ -390,23 +426,27 @@ def _context(
 ) -> LlamaContext:
     from forerun.native.context import LlamaContext
 
-    context = LlamaContext(model, _context_params(config, n_ctx, is_mtp=is_mtp))
+    has_state = model.memory.has_state and not is_mtp
+    context = LlamaContext(model, _context_params(config, n_ctx, has_state=has_state, is_mtp=is_mtp))
     loaded.callback(context.close)
     return context
 
 
-def _context_params(config: EngineConfig, n_ctx: int, *, is_mtp: bool = False) -> ContextParams:
+def _context_params(
+    config: EngineConfig, n_ctx: int, *, has_state: bool = False, is_mtp: bool = False
+) -> ContextParams:
     from forerun.native.context import ContextParams
 
+    n_seq_max = config.native_ids(has_state=has_state)
     threads = config.n_threads or physical_cores()
     # llama.cpp ends the process where a batch has no room for a row of every sequence id, and cuts batches down to the
     # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
-    n_batch = max(config.max_num_batched_tokens, config.n_seq_max)
+    n_batch = max(config.max_num_batched_tokens, n_seq_max)
     return ContextParams(
         n_ctx=max(n_ctx, n_batch),
         n_batch=n_batch,
         n_ubatch=min(config.n_ubatch, n_batch),
-        n_seq_max=config.n_seq_max,
+        n_seq_max=n_seq_max,
         n_threads=threads,
         n_threads_batch=threads,
         is_mtp=is_mtp,
@@ -475,17 +515,19 @@ def _with_plug_in(factory: DrafterFactory, config: SchedulerConfig, model: Llama
 
 
 def _scheduler_config(
-    config: EngineConfig, n_ctx: int, drafter: LlamaDrafter | None, draft_n_ctx: int
+    config: EngineConfig, limits: Limits, context: LlamaContext, drafter: LlamaDrafter | None
 ) -> SchedulerConfig:
     return SchedulerConfig(
-        n_ctx=n_ctx,
-        n_seq_max=config.n_seq_max,
+        n_ctx=limits.n_ctx,
+        n_seq_max=limits.n_seq_max,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue=config.max_queue,
         speculation=config.draft_tokens,
         suffix_tokens=config.suffix_tokens,
-        draft_n_ctx=draft_n_ctx,
+        draft_n_ctx=limits.draft_n_ctx,
+        memory=context.memory,
+        draft_memory=drafter.context.memory if drafter else DENSE,
         synthetic_acceptance=config.synthetic_acceptance,
         draft_name=drafter.name if drafter else MODEL_DRAFTER,
         verification=Verification(config.verification),

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from forerun.core.costs import StepCosts
 from forerun.core.history import TokenHistory
+from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.race import uniform
 from forerun.core.request import FinishReason, SamplingParams
@@ -51,6 +52,8 @@ from forerun.core.verification import Verify, verify
 
 _LOGIT_SPREAD = 6.0
 _GARBAGE = 10**6
+_COPY = -1
+"""Copies have ids below 0."""
 
 
 class FakeVocabulary:
@@ -99,12 +102,17 @@ class _Cell:
 
 
 class FakeMemory:
-    """KV cells of one context. Sequences hold rows of shared cells, positions consecutive."""
+    """KV cells of one context. Sequences hold rows of shared cells, positions consecutive.
 
-    def __init__(self, capacity: int, *, can_truncate: bool = True) -> None:
+    `kind` says where they can be cut. A state refuses; behind a sliding window cells are gone as soon as they may be,
+    and a cut that would need them is accepted and makes everything after it wrong, as in llama.cpp.
+    """
+
+    def __init__(self, capacity: int, kind: MemoryKind = DENSE) -> None:
         self.capacity = capacity
-        self.can_truncate = can_truncate
+        self.kind = kind
         self.used = 0
+        self._first: dict[int, int] = {}
         self._sequences: dict[int, list[_Cell]] = {}
         self._ends: dict[int, int] = {}
 
@@ -121,10 +129,22 @@ class FakeMemory:
         cells = self._sequences.get(sequence_id)
         return cells[-1].digest if cells else 0
 
+    def held_from(self) -> dict[int, int]:
+        """First position that is still there, of every sequence whose sliding window has lost some."""
+        return {sequence_id: first for sequence_id, first in self._first.items() if first > 0}
+
     def append(
-        self, sequence_id: int, codes: Iterable[int], position: int, native_positions: int | None = None
+        self,
+        sequence_id: int,
+        codes: Iterable[int],
+        position: int,
+        native_positions: int | None = None,
+        batch_from: int | None = None,
     ) -> None:
-        """Evaluate one token a code, from `position` on; media codes share `native_positions` positions."""
+        """Evaluate one token a code, from `position` on; media codes share `native_positions` positions.
+
+        `batch_from`: where the sequence's rows in this decode begin, if not here.
+        """
         codes = list(codes)
         if position != self.next_position(sequence_id):
             raise FakeMemoryError(
@@ -133,6 +153,9 @@ class FakeMemory:
         if self.used + len(codes) > self.capacity:
             raise FakeMemoryError(f"{len(codes)} cells wanted, {self.capacity - self.used} of {self.capacity} free")
         extent = len(codes) if native_positions is None else native_positions
+        if self.kind.window:  # masked for the first new row, so free for others
+            begin = position if batch_from is None else batch_from
+            self._first[sequence_id] = max(self._first.get(sequence_id, 0), begin - self.kind.window + 1)
         cells = self._sequences.setdefault(sequence_id, [])
         digest = self.digest(sequence_id)
         for index, code in enumerate(codes):
@@ -146,22 +169,43 @@ class FakeMemory:
         """llama_memory_seq_cp of [0, position) into an empty sequence: metadata only."""
         if self._sequences.get(target_id):
             raise FakeMemoryError(f"fork into sequence {target_id}, which is not empty")
+        if self.kind.has_state and 0 < position < self.next_position(source_id):
+            raise FakeMemoryError(f"sequence {source_id} cannot be forked at {position}")
         shared = [cell for cell in self._sequences.get(source_id, ()) if cell.position < position]
         for cell in shared:
             cell.owners += 1
         self._sequences[target_id] = shared
         self._ends[target_id] = min(position, self.next_position(source_id))
+        self._first[target_id] = self._first.get(source_id, 0)
+        if position < self.next_position(source_id):
+            self._spoil_if_unsound(target_id, position)
 
     def truncate(self, sequence_id: int, position: int) -> None:
         """llama_memory_seq_rm of [position, end)."""
         cells = self._sequences.get(sequence_id, [])
         if not cells or self.next_position(sequence_id) <= position:
             return
-        if position and not self.can_truncate:
+        if position and self.kind.has_state:
             raise FakeMemoryError(f"sequence {sequence_id} cannot be truncated")
         while cells and cells[-1].position >= position:
             self._drop(cells.pop())
         self._ends[sequence_id] = position
+        self._spoil_if_unsound(sequence_id, position)
+
+    def is_sound(self, sequence_id: int, position: int) -> bool:
+        """Whether all cells are there that a token at `position` looks at."""
+        return not self.kind.window or self._first.get(sequence_id, 0) <= max(0, position - self.kind.window + 1)
+
+    def _spoil_if_unsound(self, sequence_id: int, position: int) -> None:
+        """Cells that the next token looks at are gone: whatever is computed from here on is wrong."""
+        if not position:
+            self._first.pop(sequence_id, None)
+        elif not self.is_sound(sequence_id, position):
+            cells = self._sequences[sequence_id]
+            spoilt = cells.pop()
+            self._drop(spoilt)
+            cells.append(_Cell(spoilt.position, _GARBAGE))
+            self.used += 1
 
     def clear(self, sequence_id: int) -> None:
         self.truncate(sequence_id, 0)
@@ -199,8 +243,8 @@ class FakeDrafter:
 
     name = "draft"
 
-    def __init__(self, n_ctx: int, vocabulary_size: int, quality: float = 0.5) -> None:
-        self.memory = FakeMemory(n_ctx)
+    def __init__(self, n_ctx: int, vocabulary_size: int, quality: float = 0.5, kind: MemoryKind = DENSE) -> None:
+        self.memory = FakeMemory(n_ctx, kind)
         self.quality = quality
         self.rows = 0
         """Rows evaluated so far."""
@@ -225,6 +269,8 @@ class FakeDrafter:
                 drawn_from.append(distribution)
             if len(proposed) == request.limit:
                 return Proposal(tuple(proposed), drawn_from=tuple(drawn_from))
+            if len(proposed) == 1:
+                _remember(self.memory, request.sequence_id)
             self.evaluate(request.sequence_id, proposed[-1:], request.tokens.size + len(proposed) - 1)
 
     def _choose(self, request: DraftRequest, proposed: Sequence[int]) -> tuple[int, TokenDistribution | None]:
@@ -244,9 +290,8 @@ class FakeRunner:
     """Performs plans on the fake model.
 
     `faults` is asked before each step; what it returns fails the step after some garbage was written, as a native
-    decode that breaks in the middle would. `can_truncate=False` refuses truncation like a recurrent memory. Steps take
-    `seconds_per_step`, or with `costs` what those say, draft included, so that speed can be simulated. `verify`
-    may be a SyntheticAcceptance's.
+    decode that breaks in the middle would. `kind` is the target's memory. Steps take `seconds_per_step`, or with
+    `costs` what those say, draft included, so that speed can be simulated. `verify` may be a SyntheticAcceptance's.
     """
 
     def __init__(
@@ -256,16 +301,18 @@ class FakeRunner:
         *,
         drafter: FakeDrafter | None = None,
         faults: FaultSchedule | None = None,
-        can_truncate: bool = True,
+        kind: MemoryKind = DENSE,
         seconds_per_step: float = 0.01,
         costs: StepCosts | None = None,
         verify: Verify = verify,
     ) -> None:
-        self.memory = FakeMemory(n_ctx, can_truncate=can_truncate)
+        self.memory = FakeMemory(n_ctx, kind)
         self.drafter = drafter
         self.faults = faults
         self.rows = 0
-        """Target rows evaluated so far."""
+        """Target rows evaluated so far, those evaluated again after a rejection left out."""
+        self.replayed = 0
+        """Rows evaluated again after a rejection."""
         self.is_closed = False
         self._size = vocabulary_size
         self._seconds = seconds_per_step
@@ -279,15 +326,18 @@ class FakeRunner:
             if failure is not None:
                 self._leave_garbage(plan)
                 return StepResult(self._seconds, failure=failure)
-            cells, rows = self.memory.used, self.rows
+            cells, rows, replayed = self.memory.used, self.rows, self.replayed
             results = self._evaluate(plan)
             held = self._draft_held(plan, results)
+            held_from = self.memory.held_from()
             if self._costs is None:
-                return StepResult(self._seconds, results, held)
+                return StepResult(self._seconds, results, held, held_from=held_from)
             times = _simulated(self._costs, plan, self.rows - rows, cells)
             fills = [fill.tokens.size for fill in plan.draft_fills]
             filling = self._costs.draft.predict(sum(fills)) / 1e3 if fills and self._costs.draft else 0.0
-            return StepResult(times.target + times.draft + filling, results, held, times=times)
+            replaying = self._costs.target.predict(self.replayed - replayed, cells) / 1e3
+            elapsed = times.target + times.draft + filling + replaying
+            return StepResult(elapsed, results, held, times=times, held_from=held_from)
         except (FakeMemoryError, BrokenLogitsError) as error:
             return StepResult(self._seconds, failure=StepFailure(FailureKind.FAILED, str(error)))
 
@@ -349,12 +399,16 @@ class FakeRunner:
         proposal = proposals.get(row.sequence_id) or Proposal(row.drafts)
         drafts = proposal.tokens
         logits = np.empty((len(drafts) + 1, self._size), np.float32)
+        _remember(self.memory, row.sequence_id)
         for index, token in enumerate((row.token, *drafts)):
-            self.memory.append(row.sequence_id, [token], row.position + index)
+            self.memory.append(row.sequence_id, [token], row.position + index, batch_from=row.position)
             logits[index] = self._logits(row.sequence_id)
         self.rows += len(logits)
         verified = self._verify(logits, drafts, row.sampling, row.max_tokens, proposal.drawn_from)
-        self.memory.truncate(row.sequence_id, row.position + len(verified.tokens))
+        kept = len(verified.tokens)
+        if _take_back(self.memory, row.sequence_id, row.position + kept):
+            self.memory.append(row.sequence_id, [row.token, *verified.tokens[:-1]], row.position)
+            self.replayed += kept
         return SequenceResult(verified.tokens, len(drafts), verified.accepted, verified.logprobs)
 
     def _draft_held(self, plan: StepPlan, results: dict[int, SequenceResult]) -> dict[int, int]:
@@ -363,7 +417,8 @@ class FakeRunner:
             return {}
         memory = self.drafter.memory
         for request in plan.draft_requests:
-            memory.truncate(request.sequence_id, request.tokens.size + results[request.sequence_id].accepted)
+            keep = request.tokens.size + results[request.sequence_id].accepted
+            _take_back(memory, request.sequence_id, keep)
         ids = [fill.sequence_id for fill in plan.draft_fills] + [request.sequence_id for request in plan.draft_requests]
         return {sequence_id: memory.held(sequence_id) for sequence_id in ids}
 
@@ -375,6 +430,29 @@ class FakeRunner:
 
     def __repr__(self) -> str:
         return f"FakeRunner({self.rows} rows evaluated, {self.memory!r})"
+
+
+def _remember(memory: FakeMemory, sequence_id: int) -> None:
+    """Keep a copy of a sequence where its memory cannot be cut."""
+    if memory.kind.has_state:
+        memory.clear(_COPY - sequence_id)
+        memory.fork(sequence_id, _COPY - sequence_id, memory.next_position(sequence_id))
+
+
+def _take_back(memory: FakeMemory, sequence_id: int, position: int) -> bool:
+    """Drop what lies from `position` on. True where that meant going back to the copy, which holds less."""
+    copy = _COPY - sequence_id
+    goes_back = memory.kind.has_state and memory.next_position(sequence_id) > position
+    if goes_back:
+        memory.clear(sequence_id)
+        memory.fork(copy, sequence_id, memory.next_position(copy))
+    elif memory.kind.window and not memory.is_sound(sequence_id, position):
+        memory.clear(sequence_id)
+    else:
+        memory.truncate(sequence_id, position)
+    if memory.kind.has_state:
+        memory.clear(copy)
+    return goes_back
 
 
 def _simulated(costs: StepCosts, plan: StepPlan, rows: int, cells: int) -> StepTimes:

@@ -14,6 +14,7 @@ import pytest
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.request import SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import DraftRequest, Proposal
@@ -51,13 +52,21 @@ def simulate(
     streams: int,
     copies: bool,
     fixed: bool,
+    memory: MemoryKind = DENSE,
 ) -> tuple[float, Harness]:
     """Milliseconds until all are answered."""
     config = SchedulerConfig(
-        n_ctx=N_CTX, max_num_seqs=8, speculation=speculation, draft_n_ctx=N_CTX if draft else 0, min_prefix_tokens=4096
+        n_ctx=N_CTX,
+        max_num_seqs=8,
+        speculation=speculation,
+        draft_n_ctx=N_CTX if draft else 0,
+        memory=memory,
+        draft_memory=memory,
+        min_prefix_tokens=4096,
     )
-    drafter = BlindDrafter(N_CTX, WORDS.size, quality) if draft else None
-    harness = Harness(config, FakeRunner(N_CTX, WORDS.size, drafter=drafter, costs=costs(target, draft)), WORDS)
+    drafter = BlindDrafter(N_CTX, WORDS.size, quality, memory) if draft else None
+    runner = FakeRunner(N_CTX, WORDS.size, drafter=drafter, costs=costs(target, draft), kind=memory)
+    harness = Harness(config, runner, WORDS)
     harness.scheduler = Scheduler(config, WORDS, costs=None if fixed else costs(target, draft))
     rng = np.random.default_rng(3)
     for index in range(streams):
@@ -96,6 +105,21 @@ def test_speculation_is_never_slower_than_none(
     assert plain / spent >= 0.97
     receipts = sum(harness.usage(name).saved_ms for name in harness.requests)
     assert receipts == pytest.approx((plain - spent) * streams, rel=0.25, abs=0.03 * plain * streams)
+
+
+@pytest.mark.parametrize("streams", [1, 8])
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize(("target", "draft", "quality"), CASES)
+def test_it_is_never_slower_where_a_rejection_costs_a_second_decode(
+    target: CostCurve, draft: CostCurve | None, quality: float, *, copies: bool, streams: int
+) -> None:
+    state = MemoryKind(has_state=True)
+    options: dict[str, Any] = {"streams": streams, "copies": copies, "fixed": False, "memory": state}
+    plain, _ = simulate(target, draft, quality, speculation=0, **options)
+    spent, harness = simulate(target, draft, quality, speculation=32, **options)
+    assert plain / spent >= 0.97
+    assert not copies or plain / spent > 1.2 or target is not GPU
+    assert harness.runner.replayed < harness.runner.rows
 
 
 @pytest.mark.parametrize(("target", "draft", "quality"), CASES)

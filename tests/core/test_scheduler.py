@@ -12,6 +12,7 @@ import pytest
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.drafting import NgramDrafter
+from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
@@ -588,8 +589,9 @@ def test_a_request_whose_drafts_fail_goes_on_without_them() -> None:
     assert failed <= 3, "no request drafts again after a failed step"
 
 
-def test_a_memory_that_refuses_to_truncate_is_never_answered_from() -> None:
-    harness = Harness(config(), FakeRunner(4096, VOCABULARY.size, can_truncate=False))
+def test_a_state_is_never_cut_and_answers_stay_right() -> None:
+    state = MemoryKind(has_state=True)
+    harness = Harness(config(memory=state), FakeRunner(4096, VOCABULARY.size, kind=state))
     prompt = random_tokens(40, seed=0)
     harness.add("first", prompt, SamplingParams(max_tokens=10))
     harness.run()

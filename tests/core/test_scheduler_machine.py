@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forerun.core.config import SchedulerConfig, Verification
+from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
 from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
@@ -51,31 +52,24 @@ parameters = st.builds(
     speculation=st.sampled_from([None, None, 0, 2]),
     logprobs=st.sampled_from([None, None, 2]),
 )
+kinds = st.sampled_from([MemoryKind(), MemoryKind(window=5), MemoryKind(has_state=True)])
 configs = st.builds(
-    lambda n_ctx, spare_ids, seqs, rows, beside, quantum, speculation, suffix, draft, tokens, method: SchedulerConfig(
-        n_ctx=n_ctx,
-        n_seq_max=seqs + spare_ids,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=max(rows, seqs),
-        prefill_rows_beside_decode=beside,
-        prefill_quantum=quantum,
-        speculation=speculation,
-        suffix_tokens=suffix,
-        draft_n_ctx=draft,
-        min_prefix_tokens=tokens,
-        verification=method,
+    lambda seqs, spare_ids, rows, **limits: SchedulerConfig(
+        max_num_seqs=seqs, n_seq_max=seqs + spare_ids, max_num_batched_tokens=max(rows, seqs), **limits
     ),
     n_ctx=st.sampled_from([24, 40, 96]),
     spare_ids=st.integers(0, 5),
     seqs=st.integers(1, 4),
     rows=st.sampled_from([4, 8, 64]),
-    beside=st.sampled_from([1, 4]),
-    quantum=st.sampled_from([1, 4]),
+    prefill_rows_beside_decode=st.sampled_from([1, 4]),
+    prefill_quantum=st.sampled_from([1, 4]),
     speculation=st.sampled_from([0, 1, 3, 6]),
-    suffix=st.sampled_from([0, 64, 1000]),
-    draft=st.sampled_from([0, 12, 96]),
-    tokens=st.sampled_from([1, 4, 64]),
-    method=st.sampled_from(Verification),
+    suffix_tokens=st.sampled_from([0, 64, 1000]),
+    draft_n_ctx=st.sampled_from([0, 12, 96]),
+    min_prefix_tokens=st.sampled_from([1, 4, 64]),
+    memory=kinds,
+    draft_memory=kinds,
+    verification=st.sampled_from(Verification),
 )
 
 
@@ -96,8 +90,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: SchedulerConfig, quality: float) -> None:
         self.config = config
         self.scheduler = Scheduler(config, VOCABULARY)
-        drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, quality) if config.draft_n_ctx else None
-        self.runner = FakeRunner(config.n_ctx, VOCABULARY.size, drafter=drafter, faults=self.faults)
+        drafter = None
+        if config.draft_n_ctx:
+            drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, quality, config.draft_memory)
+        self.runner = FakeRunner(config.n_ctx, VOCABULARY.size, drafter=drafter, faults=self.faults, kind=config.memory)
         self.requests: dict[str, Request] = {}
         self.deltas: dict[str, list[OutputDelta]] = {}
         self.poisoned: set[str] = set()

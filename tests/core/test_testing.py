@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.core.history import TokenHistory
+from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, SpeculativePosition
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.sampling import SamplingContext
@@ -120,7 +121,7 @@ def test_a_truncation_past_the_end_does_nothing() -> None:
 
 
 def test_a_recurrent_memory_refuses_truncation_but_not_clearing() -> None:
-    memory = FakeMemory(10, can_truncate=False)
+    memory = FakeMemory(10, kind=MemoryKind(has_state=True))
     memory.append(0, [1, 2], 0)
     memory.truncate(0, 2)
     with pytest.raises(FakeMemoryError, match="cannot be truncated"):
@@ -223,7 +224,7 @@ def test_a_fault_leaves_garbage_behind_and_the_operations_applied() -> None:
 
 
 def test_operations_after_one_that_failed_are_applied_too() -> None:
-    runner = FakeRunner(100, can_truncate=False)
+    runner = FakeRunner(100, kind=MemoryKind(has_state=True))
     runner.memory.append(0, [1, 1], 0)
     runner.memory.append(1, [1, 1], 0)
     cut = TruncateSequence(0, SpeculativePosition(target=1, draft=1))

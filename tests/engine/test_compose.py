@@ -163,6 +163,7 @@ def test_closing_cuts_a_long_step_short(smollm2_path: Path) -> None:
 def test_an_engine_that_cannot_be_built_leaves_nothing_loaded(
     tiny_recurrent_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from forerun.native.context import LlamaContext
     from forerun.native.model import LlamaModel
 
     closed: list[Path] = []
@@ -172,8 +173,12 @@ def test_an_engine_that_cannot_be_built_leaves_nothing_loaded(
         closed.append(model.path)
         close(model)
 
+    def no_context(*_: object) -> None:
+        raise ModelLoadError("no memory for a context")
+
     monkeypatch.setattr(LlamaModel, "close", recorded_close)
-    with pytest.raises(ModelLoadError, match="recurrent memory cannot be cut back"):
+    monkeypatch.setattr(LlamaContext, "__init__", no_context)
+    with pytest.raises(ModelLoadError, match="no memory for a context"):
         build(EngineConfig(model=str(tiny_recurrent_path)))
     assert closed == [tiny_recurrent_path]
 

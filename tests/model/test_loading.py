@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.core.memory import MemoryKind
 from forerun.errors import ModelLoadError
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.log import NativeLog
@@ -23,7 +24,7 @@ def test_a_model_says_what_it_is(smollm2: LlamaModel, smollm2_path: Path) -> Non
     assert smollm2.n_swa == 0
     assert not smollm2.is_recurrent
     assert not smollm2.is_hybrid
-    assert smollm2.truncates_anywhere
+    assert smollm2.memory.is_dense
     assert "Q4_1" in smollm2.description
     assert 90e6 < smollm2.size_bytes < 110e6
     assert smollm2_path.name in repr(smollm2)
@@ -36,7 +37,8 @@ def test_memories_that_cannot_be_cut_anywhere_are_told_apart(
     assert swa.n_swa == 64
     assert hybrid.is_hybrid
     assert recurrent.is_recurrent
-    assert not any(model.truncates_anywhere for model in (swa, hybrid, recurrent))
+    assert swa.memory == MemoryKind(window=64)
+    assert hybrid.memory == recurrent.memory == MemoryKind(has_state=True)
 
 
 def test_a_file_whose_name_is_not_utf_8_is_loaded(tmp_path: Path, tiny_dense_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_memory_that_cannot_be_cut_is_a_failed_step(
 ) -> None:
     recipe = TinyModel(kind="lfm2", layers=4) if kind == "lfm2" else TinyModel(kind="mamba")
     model = LlamaModel.load(tiny_model(recipe))
-    assert not model.truncates_anywhere
+    assert model.memory.has_state
     request = DrivenRequest(LlamaRunner(make_context(model)), 0, random_tokens(10))
     request.prefill()
     result = request.runner.execute(StepPlan(0.0, operations=(TruncateSequence(0, at(5)),)))

@@ -129,12 +129,14 @@ class GreedyOracle:
         reference = self._plain_run(probe, _PROBED_ROWS)
         move = 0.0
         for foreign in (0, _FOREIGN_CELLS):
-            self._occupy(foreign)
             for chunk in _CHUNKS:
-                self._context.clear_sequence(_PROBE_ID)
-                self._prefill(probe[:start], chunk)
+                self._occupy(foreign)
                 for rows in (1, 2, 8):
-                    self._context.truncate_sequence(_PROBE_ID, start)
+                    if self._context.pos_max(_PROBE_ID) < start or not self._context.truncate_sequence(
+                        _PROBE_ID, start
+                    ):
+                        self._context.clear_sequence(_PROBE_ID)
+                        self._prefill(probe[:start], chunk)
                     move = max(move, _largest_move(reference, self._decode(probe, start, rows)))
         self._occupy(0)
         return move

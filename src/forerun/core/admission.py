@@ -101,9 +101,12 @@ class Admission:
         until = match.promised.logical_tokens
         if until - match.boundary.logical_tokens < _MIN_SHARED_WAIT:
             return False
-        leader = self._running[match.promised_by].sequence
-        assert leader is not None
-        state.waits_for = (leader, until)
+        leader = self._running[match.promised_by]
+        if self._config.memory.has_state:  # it is forked where it ends, so a chunk has to end there
+            if until <= leader.computed:
+                return False
+            leader.fences.add(until)
+        state.waits_for = (sequence_of(leader), until)
         return True
 
     def _still_waits_for_prefix(self, state: RequestState) -> bool:

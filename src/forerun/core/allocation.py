@@ -90,12 +90,18 @@ class FixedDraftAllocator:
 
 
 class GainAllocator:
-    """Allocates by expected gain from measured costs of target and draft."""
+    """Allocates by expected gain from measured costs of target and draft.
 
-    def __init__(self, target: Costs, draft: Costs | None = None, *, margin: float = MARGIN) -> None:
+    `replays`: a rejection costs a second decode, of the rows that were confirmed (memories that cannot be cut).
+    """
+
+    def __init__(
+        self, target: Costs, draft: Costs | None = None, *, margin: float = MARGIN, replays: bool = False
+    ) -> None:
         self._target = target
         self._draft = draft
         self._margin = margin
+        self._replays = replays
         self._least: dict[int, float] = {}
         self._asked = 0
 
@@ -142,9 +148,8 @@ class GainAllocator:
         self, options: Sequence[DraftOption], tokens: _Tokens, load: StepLoad
     ) -> tuple[_Indexes, float]:
         """The beginning of an order with the highest expected speed that slows nobody down: lengths, and the speed."""
-        taken = np.arange(1, tokens.chance.size + 1)
         expected = np.cumsum(tokens.chance)
-        extra = self._target_ms(taken, load) + self._draft_ms(options, tokens, load)
+        extra = self._extra_ms(options, tokens, load)
         is_own = tokens.option[:, None] == np.arange(len(options))
         plain_ms = self._target.predict(load.sequences, load.cells)
         own_ms = np.cumsum(is_own * tokens.chance[:, None], axis=0) * self._target.predict(_rows(load), load.cells)
@@ -154,6 +159,28 @@ class GainAllocator:
         speed = np.where(is_fair, (load.sequences + expected) / (plain_ms + extra), 0.0)
         best = int(speed.argmax())
         return is_own[: best + 1].sum(axis=0), float(speed[best])
+
+    def _extra_ms(self, options: Sequence[DraftOption], tokens: _Tokens, load: StepLoad) -> NDArray[np.float64]:
+        """Milliseconds that the step is longer than without drafts, after each token taken."""
+        taken = np.arange(1, tokens.chance.size + 1)
+        extra = self._target_ms(taken, load) + self._draft_ms(options, tokens, load)
+        return extra + self._replay_ms(tokens, len(options), load) if self._replays else extra
+
+    def _replay_ms(self, tokens: _Tokens, options: int, load: StepLoad) -> NDArray[np.float64]:
+        """What evaluating confirmed rows again is expected to take: one decode for all blocks with a rejection.
+
+        A block of m tokens with chances c replays 1 + accepted rows where not all are accepted:
+        (1 - c_m) + sum(c) - m c_m rows on average.
+        """
+        is_own = tokens.option[:, None] == np.arange(options)
+        count = np.cumsum(is_own, axis=0)
+        whole = np.minimum.accumulate(np.where(is_own, tokens.chance[:, None], 1.0), axis=0)
+        rows = (1 - whole + np.cumsum(is_own * tokens.chance[:, None], axis=0) - count * whole).sum(axis=1)
+        any_rejected = 1 - whole.prod(axis=1)
+        each = np.ceil(rows / np.maximum(any_rejected, _HOPELESS)).astype(int).tolist()
+        each_ms = np.array([self._target.predict(max(count, 1), load.cells) for count in each])
+        expected: NDArray[np.float64] = any_rejected * each_ms
+        return expected
 
     def _target_ms(self, taken: _Indexes, load: StepLoad) -> NDArray[np.float64]:
         rows = _rows(load)
@@ -177,7 +204,7 @@ class GainAllocator:
         if not tokens.chance.size:
             return 0.0
         plain_ms = self._target.predict(load.sequences, load.cells)
-        extra = self._target_ms(np.array([tokens.chance.size]), load)[-1] + self._draft_ms(drafted, tokens, load)[-1]
+        extra = self._extra_ms(drafted, tokens, load)[-1]
         expected = float(tokens.chance.sum())
         return plain_ms / load.sequences - (plain_ms + float(extra)) / (load.sequences + expected)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.pool import DEFAULT_MIN_PREFIX_SIMILARITY, DEFAULT_MIN_PREFIX_TOKENS
 
 MODEL_DRAFTER = "draft"
@@ -49,6 +50,9 @@ class SchedulerConfig:
     draft_name: str = MODEL_DRAFTER
     """What usage calls the draft model."""
     verification: Verification = Verification.AUTO
+    memory: MemoryKind = DENSE
+    """Where the target's memory can be cut."""
+    draft_memory: MemoryKind = DENSE
     min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY
     min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS
     synthetic_acceptance: float | None = None

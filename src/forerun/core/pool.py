@@ -14,6 +14,7 @@ import heapq
 from dataclasses import dataclass
 
 from forerun.core.cells import CellLedger
+from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prefix import PromptCheckpoint, ReusablePrefix, leave_one_to_evaluate
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition, Tokens
 from forerun.core.radix import PrefixTree
@@ -49,7 +50,8 @@ class SequencePool:
     """Ids, prefixes and cells of up to `sequences` sequences. Not thread-safe: one thread owns it.
 
     A cached prefix is reused when it covers at least `min_prefix_similarity` of the incoming prompt, or at least
-    `min_prefix_tokens` tokens of it. `cells` and `draft_cells` bound the two memories (None: without bound).
+    `min_prefix_tokens` tokens of it. `cells` and `draft_cells` bound the two memories (None: without bound). `memory`
+    and `draft_memory` say where they can be cut; of a draft's memory that cannot be cut nothing is kept.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class SequencePool:
         *,
         cells: int | None = None,
         draft_cells: int | None = None,
+        memory: MemoryKind = DENSE,
+        draft_memory: MemoryKind = DENSE,
         min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY,
         min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS,
     ) -> None:
@@ -65,6 +69,10 @@ class SequencePool:
             raise ValueError(f"a pool has at least one sequence, got {sequences}")
         self.min_prefix_similarity = min_prefix_similarity
         self.min_prefix_tokens = min_prefix_tokens
+        self.memory = memory
+        self.draft_memory = draft_memory
+        self.held_from: dict[int, int] = {}
+        """First native position that is still there, of ids whose sliding window has lost some."""
         self.target_cells = CellLedger(sequences, cells)
         self.draft_cells = CellLedger(sequences, draft_cells)
         self._free = list(range(sequences))
@@ -119,8 +127,10 @@ class SequencePool:
     def _fork(self, match: PrefixMatch) -> Sequence:
         source, boundary, target = match.source_id, match.boundary, heapq.heappop(self._free)
         self.target_cells.fork(source, target, boundary.logical_tokens)
-        self.draft_cells.fork(source, target, min(self.draft_cells.held(source), boundary.logical_tokens))
-        self._operations.append(ForkSequence(source, target, _position(boundary)))
+        draft = self._draft_kept(source, boundary.logical_tokens)
+        self.draft_cells.fork(source, target, draft)
+        self.held_from[target] = self.held_from.get(source, 0)
+        self._operations.append(ForkSequence(source, target, self._position(boundary, draft)))
         prefix = self._idle.get(source)
         checkpoint = prefix.checkpoint_at_or_before(boundary) if prefix else None
         return self._lease(Sequence(target, boundary, source, checkpoint))
@@ -137,12 +147,18 @@ class SequencePool:
             for owner in owners:
                 is_idle = owner in self._idle
                 held = depth if is_idle else min(depth, self.target_cells.held(owner))
-                if held > best or (held == best and is_idle):
+                if (held > best or (held == best and is_idle)) and self._can_start(owner, prompt, held):
                     best, best_id = held, owner
             if depth > promised:
-                promised, promised_by = depth, max(owners, key=self.target_cells.held)
-        if promised_by < 0:
+                running = owners - self._idle.keys()
+                if running:
+                    promised, promised_by = depth, max(running, key=self.target_cells.held)
+        if best < 0 and promised_by < 0:
             return None
+        if best < 0:  # nobody who shares anything can be cut there now
+            best, best_id = 0, promised_by
+        if promised <= best:
+            promised, promised_by = best, best_id
         boundary, later = prompt.boundary_at_or_before(best), prompt.boundary_at(promised)
         assert boundary is not None
         assert later is not None
@@ -152,6 +168,25 @@ class SequencePool:
             leave_one_to_evaluate(prompt, later),
             promised_by,
         )
+
+    def _can_start(self, owner: int, prompt: PromptLayout, held: int) -> bool:
+        """Whether a prompt can go on from the first `held` tokens that an owner holds."""
+        if self.memory.is_dense:
+            return True
+        shared = prompt.boundary_at_or_before(held)
+        assert shared is not None
+        return self._can_cut(owner, leave_one_to_evaluate(prompt, shared))
+
+    def _can_cut(self, owner: int, boundary: PromptBoundary) -> bool:
+        """Whether the target's memory of an owner can be cut at a boundary of what it holds."""
+        is_whole = boundary.logical_tokens == self.target_cells.held(owner)
+        end = boundary.native_position if is_whole else -1
+        return self.memory.can_cut(boundary.native_position, held=end, held_from=self.held_from.get(owner, 0))
+
+    def _draft_kept(self, owner: int, tokens: int) -> int:
+        """How much of an owner's draft memory is left by a cut at `tokens`."""
+        held = self.draft_cells.held(owner)
+        return held if held <= tokens else tokens if self.draft_memory.is_dense else 0
 
     def is_worth_reusing(self, boundary: PromptBoundary, prompt: PromptLayout) -> bool:
         """Whether a shared prefix is large enough, in itself or beside the prompt's length."""
@@ -183,7 +218,7 @@ class SequencePool:
         self._end_lease(sequence)
         if sequence.id in self._tree:
             self._tree.remove(sequence.id)
-        if prefix is None or is_stale or not prefix.layout.logical_tokens:
+        if prefix is None or is_stale or not prefix.layout.logical_tokens or not self._can_keep(sequence.id, prefix):
             self._clear(sequence.id)
             return
         self.target_cells.append(sequence.id, prefix.layout.logical_tokens - self.target_cells.held(sequence.id))
@@ -191,6 +226,11 @@ class SequencePool:
         self._tree.insert(sequence.id, prefix.layout)
         self._idle[sequence.id] = prefix
         self._drop_redundant(sequence.id)
+
+    def _can_keep(self, sequence_id: int, prefix: ReusablePrefix) -> bool:
+        """Whether what a sequence holds beyond a prefix of it can be cut off."""
+        end = prefix.layout.end
+        return end.logical_tokens >= self.target_cells.held(sequence_id) or self._can_cut(sequence_id, end)
 
     def _end_lease(self, sequence: Sequence) -> None:
         if self._leased.get(sequence.id) is not sequence:  # also a lease of the same id that ended before
@@ -286,14 +326,22 @@ class SequencePool:
             self._operations.append(ClearSequence(sequence_id))
         self.target_cells.clear(sequence_id)
         self.draft_cells.clear(sequence_id)
+        self.held_from.pop(sequence_id, None)
         heapq.heappush(self._free, sequence_id)
 
     def _truncate(self, sequence_id: int, boundary: PromptBoundary) -> None:
         tokens = boundary.logical_tokens
-        if self.target_cells.held(sequence_id) > tokens or self.draft_cells.held(sequence_id) > tokens:
-            self._operations.append(TruncateSequence(sequence_id, _position(boundary)))
+        draft = self._draft_kept(sequence_id, tokens)
+        if self.target_cells.held(sequence_id) > tokens or self.draft_cells.held(sequence_id) > draft:
+            self._operations.append(TruncateSequence(sequence_id, self._position(boundary, draft)))
         self.target_cells.truncate(sequence_id, tokens)
-        self.draft_cells.truncate(sequence_id, tokens)
+        self.draft_cells.truncate(sequence_id, draft)
+
+    def _position(self, boundary: PromptBoundary, draft: int) -> SpeculativePosition:
+        """Where both memories are cut; a dense draft memory that holds less is left as it is."""
+        position = boundary.speculative_position()
+        assert position is not None, "a prompt in memory has int32 positions"
+        return position if self.draft_memory.is_dense else SpeculativePosition(position.target, draft)
 
     def _touch(self, sequence_id: int) -> None:
         self._idle[sequence_id] = self._idle.pop(sequence_id)
@@ -353,9 +401,3 @@ class SequencePool:
             f"SequencePool({self._size} ids: {len(self._free)} free, {len(self._leased)} leased, "
             f"{len(self._idle)} idle, {len(self._quarantined)} quarantined; {self.target_cells.used} cells)"
         )
-
-
-def _position(boundary: PromptBoundary) -> SpeculativePosition:
-    position = boundary.speculative_position()
-    assert position is not None, "a prompt in memory has int32 positions"
-    return position

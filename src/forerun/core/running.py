@@ -33,6 +33,7 @@ class RequestState:
         "draft_steps",
         "drafted",
         "drafting",
+        "fences",
         "first_token_at",
         "has_media",
         "history",
@@ -66,6 +67,8 @@ class RequestState:
         """Logical tokens of this request that the pool's lookup knows about."""
         self.waits_for: tuple[Sequence, int] | None = None
         """A running sequence that will hold a prefix of this prompt once it has computed so many tokens."""
+        self.fences: set[int] = set()
+        """Chunks end here: others wait to fork the sequence there, and cannot later."""
         self.is_suspect = False
         """Was part of a failed step: runs alone until it has got past it."""
         self.cached: int | None = None
@@ -106,6 +109,10 @@ class RequestState:
             return self.history.size
         end = self.computed + self.request.prompt.text_tokens_at(self.computed).size
         return end if end < self.history.prompt_tokens else self.history.size
+
+    def chunk_end(self) -> int:
+        """Where the next chunk ends at the latest."""
+        return min([self.text_run_end(), *(fence for fence in self.fences if fence > self.computed)])
 
     def layout(self, tokens: int) -> PromptLayout:
         """The first `tokens` known logical tokens as a layout."""

@@ -74,6 +74,8 @@ class Scheduler:
             config.n_seq_max,
             cells=config.n_ctx,
             draft_cells=config.draft_n_ctx,
+            memory=config.memory,
+            draft_memory=config.draft_memory,
             min_prefix_similarity=config.min_prefix_similarity,
             min_prefix_tokens=config.min_prefix_tokens,
         )
@@ -237,7 +239,7 @@ class Scheduler:
         media = state.next_media()
         if media is not None:
             return PrefillDemand(sequence_of(state).id, media.logical_tokens, whole=True)
-        return PrefillDemand(sequence_of(state).id, state.text_run_end() - state.computed)
+        return PrefillDemand(sequence_of(state).id, state.chunk_end() - state.computed)
 
     @staticmethod
     def _prefill_rows(state: RequestState, rows: int) -> PrefillRows | MediaRows:
@@ -263,6 +265,7 @@ class Scheduler:
         now = plan.now + result.elapsed
         if result.failure is not None:
             return self._recover(plan, result.failure, now)
+        self.pool.held_from = dict(result.held_from)
         for sequence_id, held in result.draft_held.items():
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
@@ -415,7 +418,9 @@ def _lookups(config: SchedulerConfig, vocabulary: Vocabulary) -> list[Drafter]:
 
 def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocator:
     """By measured gain where costs are known, else a fixed length."""
-    return FixedDraftAllocator(config.speculation) if costs is None else GainAllocator(costs.target, costs.draft)
+    if costs is None:
+        return FixedDraftAllocator(config.speculation)
+    return GainAllocator(costs.target, costs.draft, replays=config.memory.has_state)
 
 
 def _is_ready(state: RequestState) -> bool:

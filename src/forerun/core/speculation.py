@@ -320,6 +320,8 @@ class DraftPlanner:
             return 0.0
         rows = load.sequences + load.other_rows
         target = costs.target.predict(rows + len(probed), load.cells) - costs.target.predict(rows, load.cells)
+        if self._config.memory.has_state:  # a rejection is expected, and costs a second decode
+            target += costs.target.predict(len(probed), load.cells)
         return target + costs.draft.predict(sum(candidate.behind for candidate in probed), load.draft_cells)
 
     def _wanted(self, state: RequestState) -> int:

@@ -1,8 +1,9 @@
 """One step as values: what the scheduler decides (StepPlan), what the runner learned (StepResult), the Runner protocol.
 
 Life of a step: operations first (in order), then draft fills, then drafting, then one target decode of all decode and
-prefill rows, then verification, then rejected rows are cut from both memories. After a successful step the target holds
-of each decode row's sequence its pending token and every token of its result but the last.
+prefill rows, then verification, then rejected rows are taken back in both memories: cut off or, where a memory cannot
+be cut, by going back to a copy made before the decode and evaluating the confirmed rows again. After a successful step
+the target holds of each decode row's sequence its pending token and every token of its result but the last.
 
 A failed step returns `failure`; the memory of every sequence in the plan's rows is then unknown, and the scheduler
 clears those sequences before it uses them again. Operations of a failed step count as applied.
@@ -209,7 +210,7 @@ class StepTimes:
     """Seconds of a step's parts, from which costs are learned. 0 where a part did not run or was not measured."""
 
     target: float = 0.0
-    """The target's decode and verification."""
+    """The target's decode and verification, without rows that were evaluated again after a rejection."""
     draft: float = 0.0
     """Drafting by the draft model, catch-up included."""
 
@@ -226,6 +227,8 @@ class StepResult:
     fewer than planned: a draft model that fails drafts less, and fails no step."""
     failure: StepFailure | None = None
     times: StepTimes = StepTimes()
+    held_from: Mapping[int, int] = field(default_factory=dict)
+    """First native position that is still there, of every sequence whose sliding window has lost some."""
 
 
 class Runner(Protocol):

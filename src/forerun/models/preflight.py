@@ -152,7 +152,15 @@ class Wanted(Protocol):
         ...
 
     def context_params(self, n_ctx: int, *, is_mtp: bool) -> Params:
-        """What llama.cpp will be given to make a context of so many cells, or its MTP head's."""
+        """What llama.cpp will be given to make a context of so many cells, or its MTP head's; without a state."""
+        ...
+
+    def sequence_ids(self, *, has_state: bool) -> int:
+        """Ids that requests and cached prefixes get."""
+        ...
+
+    def native_ids(self, *, has_state: bool) -> int:
+        """Ids that the context is made for. Raises InvalidConfigError where that is too many."""
         ...
 
 
@@ -173,6 +181,8 @@ def inspect(wanted: Wanted) -> Preflight:
         found.draft = _candidate("draft", draft, limits.draft_n_ctx, wanted, found)
     elif draft is not None:
         found.findings.append(Finding(Verdict.NOTE, "draft", "not loaded: speculation is off"))
+    has_state = any(candidate.survey.has_state for candidate in found.candidates if not candidate.is_mtp)
+    limits = found.limits = replace(limits, n_seq_max=wanted.sequence_ids(has_state=has_state))
     if found.is_usable:  # all files are sound
         found.findings += judge_together(found.candidates, target, draft, limits, found.free)
     return found
@@ -200,6 +210,8 @@ def _candidate(
     model, context = wanted.model_params(with_mtp=with_mtp), wanted.context_params(n_ctx, is_mtp=False)
     try:
         survey = survey_model(header.path, model, context)
+        if survey.has_state:
+            survey = survey.with_ids(wanted.native_ids(has_state=True), int(context["n_seq_max"]))
     except ModelError as error:
         found.findings.append(Finding.refused(subject, error))
         return None

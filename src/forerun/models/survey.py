@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -49,6 +49,15 @@ class ModelSurvey:
     """Logits of one row for each sequence id."""
     other: int
     """Vocabulary, graph, bookkeeping of cells; 0 where the system does not tell."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether each sequence id has a whole state, recurrent or in part."""
+        return self.is_recurrent or self.is_hybrid
+
+    def with_ids(self, ids: int, surveyed: int) -> Self:
+        """The same for another number of sequence ids than was surveyed."""
+        return replace(self, state=self.state * ids // surveyed, outputs=self.outputs * ids // surveyed)
 
     @property
     def memory(self) -> str:

@@ -57,7 +57,7 @@ class Calibration:
 
     def _slope(self, empty: float, budget: float) -> float:
         """Milliseconds a row costs more for every 1,000 cells."""
-        self._context.truncate_sequence(_SEQUENCE, 0)
+        self._context.clear_sequence(_SEQUENCE)
         depth, started = 0, perf_counter()
         most = min(1024, self._context.n_ctx - 1)
         while depth < most and perf_counter() - started < budget:
@@ -66,12 +66,16 @@ class Calibration:
             depth += rows
         if not depth:
             return 0.0
-        deep = min(self._time(1, depth) for _ in range(_REPEATS))
+        deep = min(self._time(1, depth + repeat) for repeat in range(min(_REPEATS, self._context.n_ctx - depth)))
         return max(0.0, (deep - empty) * 1e3 / (depth / 1000))
 
     def _time(self, rows: int, depth: int) -> float:
-        """Seconds of one decode of `rows` rows behind `depth` cells, all with logits, as verification needs them."""
-        self._context.truncate_sequence(_SEQUENCE, depth)
+        """Seconds of one decode of `rows` rows behind `depth` cells, all with logits, as verification needs them.
+
+        Over an empty memory, or going on where the last decode ended: not every memory can be cut.
+        """
+        if not depth:
+            self._context.clear_sequence(_SEQUENCE)
         started = perf_counter()
         self._decode(rows, depth, last_output=False)
         float(self._context.logits[0, 0])

@@ -12,6 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp
 from numpy.typing import NDArray
 
+from forerun.core.memory import DENSE
 from forerun.core.step import FailureKind
 from forerun.errors import EngineError, ModelLoadError
 from forerun.native.batch import Batch
@@ -82,6 +83,8 @@ class ContextParams:
         params.type_k = CACHE_TYPES[self.type_k]
         params.type_v = CACHE_TYPES[self.type_v]
         params.kv_unified = True
+        # With a unified memory and many ids the short one would not be much smaller, and cuts would soon be unsound.
+        params.swa_full = True
         if self.is_mtp:
             params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         params.no_perf = True
@@ -104,6 +107,8 @@ class LlamaContext:
     def __init__(self, model: LlamaModel, params: ContextParams) -> None:
         self.model = model
         self.params = params
+        # The NextN layers of all models that may draft are plain attention.
+        self.memory = DENSE if params.is_mtp else model.memory
         mark = native_log.mark()
         native = params.native()
         handle = uninterrupted(lambda: llama_cpp.llama_init_from_model(model.handle, native), llama_cpp.llama_free)
@@ -115,7 +120,7 @@ class LlamaContext:
         self.after_decode: Callable[[Batch], None] | None = None
         """Told of every batch that was decoded, before anything is read of it."""
         self._free = weakref.finalize(self, _free_context, handle, model)
-        self._memory: int = llama_cpp.llama_get_memory(self._handle)
+        self._native_memory: int = llama_cpp.llama_get_memory(self._handle)
         self.n_ctx: int = llama_cpp.llama_n_ctx(self._handle)
         self.n_batch: int = llama_cpp.llama_n_batch(self._handle)
         self._n_vocab = model.vocabulary.size
@@ -183,25 +188,40 @@ class LlamaContext:
 
     def clear_sequence(self, sequence_id: int) -> None:
         """Forget all of a sequence."""
-        llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._native_memory, sequence_id, -1, -1)
 
     def truncate_sequence(self, sequence_id: int, position: int) -> bool:
-        """Keep what lies before `position`. False, with nothing changed, where this memory cannot be cut there."""
-        removed: bool = llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, position, -1)
+        """Keep what lies before `position`. False, with nothing changed, where this memory cannot be cut there.
+
+        llama.cpp cuts a sliding-window memory anywhere, also where cells before the cut are gone that the next token
+        looks at; the answer is then silently wrong. Cells behind the window get lost when others need room, even in a
+        full-size memory (`swa_full`).
+        """
+        first = self.pos_min(sequence_id) if self.memory.window else 0
+        if not self.memory.can_cut(position, held=self.pos_max(sequence_id) + 1, held_from=first):
+            return False
+        removed: bool = llama_cpp.llama_memory_seq_rm(self._native_memory, sequence_id, position, -1)
         return removed
+
+    def held_from(self) -> dict[int, int]:
+        """First position that is still there, of every sequence whose sliding window has lost some."""
+        if not self.memory.window:
+            return {}
+        firsts = {sequence_id: self.pos_min(sequence_id) for sequence_id in range(self.params.n_seq_max)}
+        return {sequence_id: first for sequence_id, first in firsts.items() if first > 0}
 
     def copy_sequence(self, source_id: int, target_id: int, stop: int = -1, start: int = 0) -> None:
         """Let `target_id` share the source's cells at positions in [start, stop); a negative stop is the end."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source_id, target_id, start, stop)
+        llama_cpp.llama_memory_seq_cp(self._native_memory, source_id, target_id, start, stop)
 
     def pos_min(self, sequence_id: int) -> int:
         """The first position held, -1 where the sequence is empty."""
-        position: int = llama_cpp.llama_memory_seq_pos_min(self._memory, sequence_id)
+        position: int = llama_cpp.llama_memory_seq_pos_min(self._native_memory, sequence_id)
         return position
 
     def pos_max(self, sequence_id: int) -> int:
         """The last position held, -1 where the sequence is empty."""
-        position: int = llama_cpp.llama_memory_seq_pos_max(self._memory, sequence_id)
+        position: int = llama_cpp.llama_memory_seq_pos_max(self._native_memory, sequence_id)
         return position
 
     # --- sequence states ---

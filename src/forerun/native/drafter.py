@@ -13,6 +13,7 @@ from forerun.core.prompt import Tokens
 from forerun.core.sampling import BrokenLogitsError, TokenDistribution, draft_token
 from forerun.core.step import DraftFill, DraftRequest, Proposal
 from forerun.native.context import LlamaContext, NativeStepError
+from forerun.native.rollback import Rollback
 
 _log = logging.getLogger("forerun.native")
 
@@ -57,7 +58,8 @@ class LlamaDrafter:
         0                   held                  held after `propose`
 
     Nothing a draft model does can fail a step: where its memory is full, or a decode fails, there are fewer proposals.
-    The native memory itself is the record of what is held.
+    The native memory itself is the record of what is held. Where it cannot be cut, `rollback` remembers what a sequence
+    held before its proposals; without one a rejected draft clears the sequence.
 
     `target_vocabulary`: how many ids the target knows, where that may be another number: of two vocabularies that
     differ in padding only, the shared ids are drafted and read, and text with others is left to the target.
@@ -65,8 +67,11 @@ class LlamaDrafter:
 
     name = "draft"
 
-    def __init__(self, context: LlamaContext, target_vocabulary: int | None = None) -> None:
+    def __init__(
+        self, context: LlamaContext, target_vocabulary: int | None = None, rollback: Rollback | None = None
+    ) -> None:
         self.context = context
+        self._rollback = rollback
         self.rows_evaluated = 0
         """Rows the draft model has computed so far."""
         self._batch = context.new_batch()
@@ -91,6 +96,8 @@ class LlamaDrafter:
         """
         drafts = [_started(request) for request in requests]
         live = [draft for draft in drafts if self._is_ready(draft.request)]
+        if self._rollback is not None:
+            self._rollback.forget_all()  # a step that failed left its own
         while live:
             self._feed([draft.run for draft in live])
             live = [draft for draft in live if self._advance(draft)]
@@ -99,14 +106,17 @@ class LlamaDrafter:
     def settle(self, request: DraftRequest, accepted: int) -> int:
         """Keep of a request's draft what the target confirmed: its tokens and `accepted` proposals.
 
-        Returns how many tokens the draft's memory then holds.
+        Returns how many tokens the draft's memory then holds; without proposals where it cannot be cut among them.
         """
         keep = request.tokens.size + accepted
-        held = self.held(request.sequence_id)
-        if held > keep:
-            self.truncate(request.sequence_id, keep)
-            held = self.held(request.sequence_id)
-        return held
+        if self.held(request.sequence_id) > keep:
+            if self._rollback is not None:
+                self._rollback.go_back(request.sequence_id)
+            else:
+                self.truncate(request.sequence_id, keep)
+        if self._rollback is not None:
+            self._rollback.forget(request.sequence_id)
+        return self.held(request.sequence_id)
 
     def _is_ready(self, request: DraftRequest) -> bool:
         """Whether the memory holds what the request says; where it holds more, the rest is cut."""
@@ -127,6 +137,8 @@ class LlamaDrafter:
         count = position - draft.request.tokens.size + 1
         if len(draft.proposals) < count or count >= draft.request.limit or draft.proposals[-1] in self._end_tokens:
             return False
+        if self._rollback is not None and count == 1:
+            self._rollback.remember(draft.request.sequence_id)
         draft.run = Run(draft.request.sequence_id, draft.proposals[-1:], position, draft)
         return True
 
@@ -190,7 +202,8 @@ class LlamaDrafter:
 
     def fork(self, source_id: int, target_id: int, position: int) -> None:
         """Let the empty sequence `target_id` share what the source holds before `position`."""
-        self.context.copy_sequence(source_id, target_id, position)
+        if position:  # a recurrent memory is copied whole whatever the position is
+            self.context.copy_sequence(source_id, target_id, position)
 
     def close(self) -> None:
         """Free the draft's context; safe to call twice."""

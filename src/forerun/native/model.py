@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from llama_cpp import llama_cpp
 
+from forerun.core.memory import MemoryKind
 from forerun.errors import ModelLoadError
 from forerun.native.log import native_log, route_native_log
 from forerun.native.vocabulary import NativeVocabulary
@@ -81,9 +82,9 @@ class LlamaModel:
         return cls(path, handle)
 
     @property
-    def truncates_anywhere(self) -> bool:
-        """Whether a sequence's memory can be cut at any position: dense models only, neither state nor window."""
-        return not (self.is_recurrent or self.is_hybrid or self.n_swa)
+    def memory(self) -> MemoryKind:
+        """Where a sequence's memory can be cut."""
+        return MemoryKind(window=self.n_swa, has_state=self.is_recurrent or self.is_hybrid)
 
     def close(self) -> None:
         """Free the model; safe to call twice. Its contexts and its vocabulary must not be used afterwards."""

@@ -28,20 +28,30 @@ from forerun.core.verification import Verified, Verify, verify
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 from forerun.native.drafter import LlamaDrafter
+from forerun.native.rollback import Rollback
 
 
 class LlamaRunner:
     """Implements core.step.Runner on a target context and, with a draft model, its drafter. Owns both.
 
-    Called by one thread. The model must be dense (`LlamaModel.truncates_anywhere`): where a memory cannot be cut, the
-    step fails.
+    Called by one thread. `rollback` takes rejected rows back where the target's memory cannot be cut; without one such
+    a step fails.
     """
 
-    def __init__(self, context: LlamaContext, drafter: LlamaDrafter | None = None, verify: Verify = verify) -> None:
+    def __init__(
+        self,
+        context: LlamaContext,
+        drafter: LlamaDrafter | None = None,
+        verify: Verify = verify,
+        rollback: Rollback | None = None,
+    ) -> None:
         self.context = context
         self.drafter = drafter
+        self.rows_replayed = 0
+        """Rows evaluated again after a rejection so far."""
         self._verify_rows = verify
         self._batch = Batch(context.n_batch)
+        self._rollback = rollback
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; see core.step. Raises ValueError for a plan that no scheduler should make: one that
@@ -62,10 +72,10 @@ class LlamaRunner:
         filled = perf_counter()
         proposals = self._propose(drafter, plan) if drafter else {}
         proposed = perf_counter()
-        results = self._run_target(plan, proposals) if plan.decode or plan.prefill else {}
+        results, verified = self._run_target(plan, proposals) if plan.decode or plan.prefill else ({}, proposed)
         draft_held = self._settle_draft(drafter, plan, results) if drafter else {}
-        end = perf_counter()
-        return StepResult(end - start, results, draft_held, times=StepTimes(end - proposed, proposed - filled))
+        times = StepTimes(verified - proposed, proposed - filled)
+        return StepResult(perf_counter() - start, results, draft_held, times=times, held_from=self.context.held_from())
 
     # --- memory operations ---
 
@@ -132,12 +142,55 @@ class LlamaRunner:
 
     # --- the target's rows ---
 
-    def _run_target(self, plan: StepPlan, proposals: dict[int, Proposal]) -> dict[int, SequenceResult]:
-        """One decode of all rows, verified."""
+    def _run_target(self, plan: StepPlan, proposals: dict[int, Proposal]) -> tuple[dict[int, SequenceResult], float]:
+        """One decode of all rows, verified, and when that was done; then rejected rows are taken back."""
         drafts = [proposals.get(row.sequence_id) or Proposal(row.drafts) for row in plan.decode]
         self._fill_batch(plan, [proposal.tokens for proposal in drafts])
-        self.context.decode(self._batch)
-        return dict(self._verify(plan, drafts))
+        if self._rollback is None:
+            self.context.decode(self._batch)
+            results = dict(self._verify(plan, drafts))
+            verified = perf_counter()
+            self._cut_rejected(plan, drafts, results)
+            return results, verified
+        try:
+            for row, proposed in zip(plan.decode, drafts, strict=True):
+                if proposed.tokens:
+                    self._rollback.remember(row.sequence_id)
+            self.context.decode(self._batch)
+            results = dict(self._verify(plan, drafts))
+            verified = perf_counter()
+            self._replay(plan, drafts, results, self._rollback)
+        finally:
+            self._rollback.forget_all()
+        return results, verified
+
+    def _cut_rejected(self, plan: StepPlan, drafts: list[Proposal], results: dict[int, SequenceResult]) -> None:
+        """The pending token and all new tokens but the last stay."""
+        for row, proposed in zip(plan.decode, drafts, strict=True):
+            kept = len(results[row.sequence_id].tokens)
+            if kept <= len(proposed.tokens):
+                self._cut(row.sequence_id, row.position + kept)
+
+    def _replay(
+        self,
+        plan: StepPlan,
+        drafts: list[Proposal],
+        results: dict[int, SequenceResult],
+        rollback: Rollback,
+    ) -> None:
+        """Go back to before the decode where a row was rejected, and evaluate the confirmed ones again, all at once."""
+        batch = self._batch
+        batch.clear()
+        for row, proposed in zip(plan.decode, drafts, strict=True):
+            tokens = results[row.sequence_id].tokens
+            if len(tokens) > len(proposed.tokens):
+                continue
+            rollback.go_back(row.sequence_id)
+            confirmed = np.array([row.token, *tokens[:-1]], np.int32)
+            batch.add_run(confirmed, row.position, row.sequence_id, last_output=False)
+        if batch.rows:
+            self.rows_replayed += batch.rows
+            self.context.decode(batch)
 
     def _fill_batch(self, plan: StepPlan, drafts: list[tuple[int, ...]]) -> None:
         """Decode rows first, each followed by its drafts; then prefill runs."""
@@ -156,7 +209,7 @@ class LlamaRunner:
             batch.add_run(run.tokens, run.position, run.sequence_id, last_output=run.sampling is not None)
 
     def _verify(self, plan: StepPlan, drafts: list[Proposal]) -> Iterator[tuple[int, SequenceResult]]:
-        """Choose tokens from the logits, and cut the rows that were not confirmed."""
+        """Choose tokens from the logits."""
         logits = self.context.logits
         first = 0
         for row, proposal in zip(plan.decode, drafts, strict=True):
@@ -164,9 +217,6 @@ class LlamaRunner:
             block = logits[first : first + rows]
             verified = self._verify_rows(block, tokens, row.sampling, row.max_tokens, proposal.drawn_from)
             first += rows
-            # The pending token and all new tokens but the last stay; nothing is cut where everything was confirmed.
-            if len(verified.tokens) < rows:
-                self._cut(row.sequence_id, row.position + len(verified.tokens))
             yield row.sequence_id, _result(verified, rows - 1)
         for run in plan.prefill:
             if run.sampling is not None:
