@@ -94,3 +94,9 @@ def tiny_recurrent_path(tiny_model: MakeTinyModel) -> Path:
 def tiny_mtp_path(tiny_model: MakeTinyModel) -> Path:
     """A dense mixture of experts with an MTP head that is right about two times of three."""
     return tiny_model(TinyModel("glm4moe", layers=1))
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid_mtp_path(tiny_model: MakeTinyModel) -> Path:
+    """A delta net and attention, with an MTP head that is right about six times of ten."""
+    return tiny_model(TinyModel("qwen35", layers=2))

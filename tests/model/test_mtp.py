@@ -19,6 +19,7 @@ from forerun.native import nextn
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
 from forerun.native.mtp import MtpDrafter
+from forerun.native.rollback import Rollback
 from forerun.native.runner import LlamaRunner
 from tests.model.driving import DrivenRequest, at, random_tokens
 from tests.model.serving import Ids, answer, answers, assert_length, serving, some_tokens, usage_of
@@ -29,11 +30,23 @@ pytestmark = pytest.mark.model
 PROMPT_TOKENS = 40
 
 
+@pytest.fixture(scope="module", params=["dense", "hybrid"])
+def path(request: pytest.FixtureRequest, tiny_mtp_path: Path, tiny_hybrid_mtp_path: Path) -> Path:
+    """A model whose memory can be cut, and one whose rejected rows are rolled back."""
+    return tiny_mtp_path if request.param == "dense" else tiny_hybrid_mtp_path
+
+
 @pytest.fixture(scope="module")
-def model(tiny_mtp_path: Path) -> Iterator[LlamaModel]:
-    model = LlamaModel.load(tiny_mtp_path, with_mtp=True)
+def model(path: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel.load(path, with_mtp=True)
     yield model
     model.close()
+
+
+@pytest.fixture
+def cuttable(model: LlamaModel) -> None:
+    if not model.memory.is_dense:
+        pytest.skip("needs a memory that can be cut")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +74,9 @@ def context_of(
 
 def mtp_runner(model: LlamaModel, n_batch: int = 128, n_ubatch: int = 128) -> LlamaRunner:
     target = context_of(model, n_ubatch=n_ubatch)
-    return LlamaRunner(target, MtpDrafter(context_of(model, is_mtp=True, n_batch=n_batch, n_ubatch=n_ubatch), target))
+    drafter = MtpDrafter(context_of(model, is_mtp=True, n_batch=n_batch, n_ubatch=n_ubatch), target)
+    rollback = None if model.memory.is_dense else Rollback(target, first_id=4, ids=4)
+    return LlamaRunner(target, drafter, rollback=rollback)
 
 
 class HeadAlone:
@@ -172,6 +187,7 @@ def test_tokens_decoded_without_the_head_are_caught_up_with(runner: LlamaRunner,
     assert proposed(request, 4) == head.proposals(request.history.tokens, 4)
 
 
+@pytest.mark.usefixtures("cuttable")
 def test_a_fork_of_what_the_head_has_not_seen_drafts_like_its_source(runner: LlamaRunner, head: HeadAlone) -> None:
     source = started(runner)
     runner.execute(StepPlan(0.0, operations=(ForkSequence(0, 3, at(30)),)))
@@ -182,6 +198,7 @@ def test_a_fork_of_what_the_head_has_not_seen_drafts_like_its_source(runner: Lla
     assert proposed(source, 4) == head.proposals(source.history.tokens, 4)
 
 
+@pytest.mark.usefixtures("cuttable")
 def test_a_fork_of_what_the_head_has_seen_shares_it_and_lacks_one_state(runner: LlamaRunner) -> None:
     source = started(runner)
     source.decode_with_draft(1)
@@ -226,11 +243,9 @@ def test_a_head_whose_memory_is_full_proposes_less_and_fails_nothing(model: Llam
 
 @pytest.mark.parametrize("speculation", [1, 3, 5])
 @pytest.mark.parametrize("prompts", [1, 6])
-def test_answers_with_mtp_are_plain_greedy(
-    tiny_mtp_path: Path, oracle: GreedyOracle, speculation: int, prompts: int
-) -> None:
+def test_answers_with_mtp_are_plain_greedy(path: Path, oracle: GreedyOracle, speculation: int, prompts: int) -> None:
     asked = [some_tokens(30 + 11 * index, seed=index) for index in range(prompts)]
-    with serving(tiny_mtp_path, mtp=True, speculation=speculation) as engine:
+    with serving(path, mtp=True, speculation=speculation) as engine:
         outputs = answers(engine, asked, SamplingParams(max_tokens=40))
     for prompt, output in zip(asked, outputs, strict=True):
         oracle.check(prompt, output.token_ids)
@@ -238,20 +253,21 @@ def test_answers_with_mtp_are_plain_greedy(
         assert usage_of(output).drafters["mtp"][1] > 0
 
 
-def test_mtp_on_and_off_give_the_same_answers(tiny_mtp_path: Path) -> None:
+def test_mtp_on_and_off_give_the_same_answers(path: Path) -> None:
     asked = [some_tokens(50, seed) for seed in range(4)]
     found: list[list[Sequence[int]]] = []
     for mtp in (True, False):
-        with serving(tiny_mtp_path, mtp=mtp, speculation=4) as engine:
+        with serving(path, mtp=mtp, speculation=4) as engine:
             found.append([output.token_ids for output in answers(engine, asked, SamplingParams(max_tokens=32))])
     assert found[0] == found[1]
 
 
-def test_conversations_reuse_the_heads_memory(tiny_mtp_path: Path, oracle: GreedyOracle) -> None:
+@pytest.mark.usefixtures("cuttable")
+def test_conversations_reuse_the_heads_memory(path: Path, oracle: GreedyOracle) -> None:
     params = SamplingParams(max_tokens=24)
     prompt = some_tokens(60, seed=5)
     rates: list[float] = []
-    with serving(tiny_mtp_path, mtp=True, speculation=3) as engine:
+    with serving(path, mtp=True, speculation=3) as engine:
         for turn in range(4):  # each continues the last (taken over), and branches off it (forked)
             output = answer(engine, prompt, params)
             oracle.check(prompt, output.token_ids)
@@ -265,25 +281,36 @@ def test_conversations_reuse_the_heads_memory(tiny_mtp_path: Path, oracle: Greed
     assert sum(rates) / len(rates) > 0.3
 
 
+def test_a_conversation_of_a_hybrid_model_goes_on_in_both_memories(path: Path, oracle: GreedyOracle) -> None:
+    prompt = some_tokens(60, seed=5)
+    with serving(path, mtp=True, speculation=3) as engine:
+        for turn in range(4):
+            output = answer(engine, prompt, SamplingParams(max_tokens=24))
+            oracle.check(prompt, output.token_ids)
+            assert usage_of(output).cached_tokens == (0 if not turn else len(prompt) - 13)
+            assert mtp_rate(output) > 0.15
+            prompt = [*prompt, *output.token_ids, *some_tokens(12, seed=100 + turn)]
+
+
 def mtp_rate(output: Output) -> float:
     drafted, accepted = usage_of(output).drafters["mtp"]
     return accepted / drafted
 
 
-def test_mtp_runs_to_the_end_of_the_context(tiny_mtp_path: Path, oracle: GreedyOracle) -> None:
+def test_mtp_runs_to_the_end_of_the_context(path: Path, oracle: GreedyOracle) -> None:
     asked = [some_tokens(40 + index, seed=index) for index in range(3)]
-    with serving(tiny_mtp_path, mtp=True, speculation=5, n_ctx=128, n_seq_max=4, max_num_seqs=3) as engine:
+    with serving(path, mtp=True, speculation=5, n_ctx=128, n_seq_max=4, max_num_seqs=3) as engine:
         for prompt, output in zip(asked, answers(engine, asked, SamplingParams()), strict=True):
             oracle.check(prompt, output.token_ids)
             assert_length(output, prompt, 129 - len(prompt))
 
 
 def test_auto_speculation_measures_the_head(
-    tiny_mtp_path: Path, oracle: GreedyOracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, oracle: GreedyOracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prompt = some_tokens(40, seed=1)
-    with serving(tiny_mtp_path, mtp=True) as engine:
+    with serving(path, mtp=True) as engine:
         output = answer(engine, prompt, SamplingParams(max_tokens=48))
     oracle.check(prompt, output.token_ids)
 

@@ -61,6 +61,7 @@ print(json.dumps({"gap": float(np.median(best[:, -1] - best[:, -2])), "noise": f
         TinyModel("lfm2", layers=4),
         TinyModel("mamba"),
         TinyModel("glm4moe", layers=1),
+        TinyModel("qwen35", layers=2),
     ],
     ids=lambda recipe: recipe.kind,
 )

@@ -11,9 +11,9 @@ from typing import Final
 
 from forerun.models.gguf_header import GgufHeader
 
-MTP_ARCHITECTURES: Final = frozenset({"glm4moe"})
-"""Architectures whose heads were tried with Forerun."""
-_TENSORS: Final = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "ffn_gate_inp", "ffn_gate_shexp")
+_EVERY_HEAD: Final = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
+MTP_ARCHITECTURES: Final = {"glm4moe": (*_EVERY_HEAD, "ffn_gate_inp", "ffn_gate_shexp"), "qwen35": _EVERY_HEAD}
+"""Architectures whose heads were tried with Forerun, and the tensors that their graphs take for granted."""
 
 
 def nextn_layers(header: GgufHeader) -> int:
@@ -38,5 +38,9 @@ def why_no_mtp(header: GgufHeader) -> str | None:
     if layers != 1:
         return f"the file has {layers} NextN layers; models with exactly one are supported"
     names = {tensor.name for tensor in header.tensors}
-    missing = [name for part in _TENSORS if (name := f"blk.{blocks - 1}.{part}.weight") not in names]
+    missing = [
+        name
+        for part in MTP_ARCHITECTURES[header.architecture]
+        if (name := f"blk.{blocks - 1}.{part}.weight") not in names
+    ]
     return f"the file lacks the head's tensor {missing[0]}" if missing else None
