@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "core": core.run,
     "single_stream": single_stream.run,
     "copy": speculation.copy,
+    "verbatim": speculation.verbatim,
     "prose": speculation.prose,
     "mix": speculation.mix,
     "synthetic": synthetic.run,

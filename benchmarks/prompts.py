@@ -84,6 +84,8 @@ COPY = (
     f"Repeat this text word for word, and nothing else:\n\n{_MARKET}",
     f"Repeat this program line by line, and nothing else:\n\n{_INVOICE}",
 )
+VERBATIM = tuple(f"{text}\n\n{text}\n\n{text[:60]}" for text in (_LIGHTHOUSE, _MARKET, _RIVER, _LETTER))
+"""Texts to go on with as they are, no chat: every model goes on copying what stands there twice."""
 PROSE = tuple(
     f"Write a short story about {subject}. Use vivid language and do not repeat yourself."
     for subject in (

@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine_process import Answer, Batch, Curves, EngineProcess, engines, interleaved
-from benchmarks.prompts import COPY, PROSE
+from benchmarks.prompts import COPY, PROSE, VERBATIM
 from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
 from forerun.compose import MAX_AUTO_DRAFT_TOKENS
 from forerun.core.costs import CostCurve
+from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams, Usage
+from forerun.models.resolve import resolve_model
+from forerun.native.model import LlamaModel
 
 FIXED = (2, 4, 8, 16)
 SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
@@ -30,12 +33,23 @@ _SHORTEST = 16
 
 def copy() -> Figures:
     """One stream, edits: against off, against the best fixed setting, and against what rows cost here."""
-    return _one_stream("copy", COPY)
+    use = settings((160, 64))
+    return _one_stream("copy", COPY, use, _params(use))
+
+
+def verbatim() -> Figures:
+    """One stream that copies all it says: what is left of what the measured costs of rows allow."""
+    use = settings((240, 128))
+    model = LlamaModel.load(resolve_model(use.target), vocab_only=True)
+    texts = [model.vocabulary.tokenize(text, add_special=True, parse_special=False) for text in VERBATIM]
+    model.close()
+    return _one_stream("verbatim", texts, use, SamplingParams(max_tokens=use.tokens, ignore_eos=True))
 
 
 def prose() -> Figures:
     """One stream of prose, where nothing can be copied."""
-    return _one_stream("prose", PROSE)
+    use = settings((160, 64))
+    return _one_stream("prose", PROSE, use, _params(use))
 
 
 def mix() -> Figures:
@@ -76,18 +90,16 @@ def _engines(use: Settings) -> Any:
     return engines({**use.options, "draft": use.draft}, auto)
 
 
-def _one_stream(workload: str, prompts: Sequence[str]) -> Figures:
-    use = settings((160, 64))
-    chosen = prompts[: use.prompts]
+def _one_stream(workload: str, prompts: Sequence[str | Tokens], use: Settings, params: SamplingParams) -> Figures:
     with _engines(use) as processes:
         curves = processes["auto"].curves
-        answers = _answered(processes, chosen, _params(use))
+        answers = _answered(processes, prompts[: use.prompts], params)
     kept = [at for at, answer in enumerate(answers["off"]) if answer.usage.output_tokens >= _SHORTEST]
     answers = {name: [own[at] for at in kept] for name, own in answers.items()}
     rates = {name: [answer.rate for answer in own] for name, own in answers.items()}
     best = max(STATIC, key=lambda name: statistics.median(rates[name]))
     figures: Figures = {**use.names, "workload": workload, "prompts": len(kept), "best_static": best, "settings": {}}
-    figures |= _allowed(curves) if workload == "copy" and curves is not None else {}
+    figures |= _allowed(curves) if workload != "prose" and curves is not None else {}
     for name, own in rates.items():
         figures["settings"][name] = {
             "against_off": spread(_ratios(own, rates["off"])),
@@ -99,7 +111,7 @@ def _one_stream(workload: str, prompts: Sequence[str]) -> Figures:
 
 
 def _answered(
-    processes: Mapping[str, EngineProcess], prompts: Sequence[str], params: SamplingParams
+    processes: Mapping[str, EngineProcess], prompts: Sequence[str | Tokens], params: SamplingParams
 ) -> dict[str, list[Answer]]:
     answers: dict[str, list[Answer]] = {name: [] for name in processes}
     for index, name in interleaved(list(processes), len(prompts)):
@@ -158,6 +170,8 @@ def _allowed(curves: Curves) -> dict[str, object]:
 
 def best_at_full_acceptance(curve: CostCurve) -> tuple[int, float]:
     """The draft length m with the largest (1 + m) cost(1) / cost(1 + m), and that speed (1.0 = plain)."""
-    speeds = {m: (1 + m) * curve.predict(1) / curve.predict(1 + m) for m in range(1, MAX_AUTO_DRAFT_TOKENS + 1)}
+    cells = curve.cells
+    plain = curve.predict(1, cells)
+    speeds = {m: (1 + m) * plain / curve.predict(1 + m, cells) for m in range(1, MAX_AUTO_DRAFT_TOKENS + 1)}
     length = max(speeds, key=lambda m: speeds[m])
     return length, speeds[length]

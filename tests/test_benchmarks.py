@@ -22,7 +22,11 @@ from forerun.core.synthetic import SyntheticAcceptance
 from forerun.testing import FakeRunner
 from tests.core.harness import VOCABULARY
 
-CURVE = CostCurve((1, 2, 4, 8, 16, 32, 64), (5.0, 10.0, 15.0, 22.0, 38.0, 74.0, 180.0), 0.4)
+CURVE = CostCurve(
+    (1, 2, 4, 8, 16, 32, 64),
+    (5.0, 10.0, 15.0, 22.0, 38.0, 74.0, 180.0),
+    tuple(0.4 * rows for rows in (1, 2, 4, 8, 16, 32, 64)),
+)
 
 
 def test_there_are_enough_prompts_and_none_comes_twice() -> None:

@@ -19,14 +19,17 @@ def test_curves_are_shown_as_tables_and_always_measured_anew(forerun: Forerun, m
 
     def calibrate(config: EngineConfig) -> list[tuple[Path, CostCurve]]:
         asked.append(config)
-        return [(Path("m.gguf"), CostCurve((1, 8), (5.0, 20.0), 0.5)), (Path("d.gguf"), CostCurve((1,), (2.0,)))]
+        return [
+            (Path("m.gguf"), CostCurve((1, 8), (5.0, 20.0), (0.5, 4.0), cells=256)),
+            (Path("d.gguf"), CostCurve((1,), (2.0,))),
+        ]
 
     monkeypatch.setattr("forerun.cli.calibrate.calibrate", calibrate)
     result = forerun("calibrate", "m.gguf", "--draft", "d.gguf")
     assert result.exit_code == 0
     assert [config.recalibrate for config in asked] == [True]
-    for shown in ("m.gguf", "d.gguf", "20.0", "2.50", "0.50 ms more a row"):
-        assert shown in result.stdout
+    for shown in ("m.gguf", "d.gguf", "20.0", "2.50", "0.5 for 1, 4.0 for 8"):
+        assert shown in " ".join(result.stdout.split())
     bars = [line.count("█") for line in result.stdout.splitlines() if "█" in line]
     assert bars == [40, 20, 40], "a row among eight costs half of a lone one"
 
@@ -37,7 +40,11 @@ def test_speculation_is_automatic_off_or_a_number(forerun: Forerun) -> None:
     assert "'auto', 'off' or a whole number" in " ".join(result.stderr.replace("│", " ").split())
 
 
-TARGET = CostCurve((1, 2, 4, 8, 16, 32, 64), (5.3, 11.1, 15.6, 23.9, 38.8, 74.7, 182.0), 0.3)
+TARGET = CostCurve(
+    (1, 2, 4, 8, 16, 32, 64),
+    (5.3, 11.1, 15.6, 23.9, 38.8, 74.7, 182.0),
+    tuple(0.3 * rows for rows in (1, 2, 4, 8, 16, 32, 64)),
+)
 DRAFT = CostCurve((1, 2, 4, 8, 16), (1.1, 1.3, 1.8, 3.0, 5.1))
 
 

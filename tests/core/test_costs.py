@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.core.costs import CostCurve, LiveCosts
 
-CURVE = CostCurve(rows=(1, 2, 4, 8, 16), ms=(10.0, 20.0, 30.0, 50.0, 55.0), ms_per_row_kilocell=0.5)
+CURVE = CostCurve(rows=(1, 2, 4, 8, 16), ms=(10.0, 20.0, 30.0, 50.0, 55.0), ms_per_kilocell=(1.0, 2.0, 3.0, 6.0, 8.0))
 
 
 def test_measured_points_are_given_back_and_what_lies_between_is_interpolated() -> None:
@@ -23,8 +23,18 @@ def test_beyond_the_last_point_a_row_costs_what_it_cost_there() -> None:
     assert CURVE.predict(32) == 110.0
 
 
-def test_used_cells_cost_every_row() -> None:
-    assert CURVE.predict(4, cells=2000) == 30.0 + 4 * 2 * 0.5
+def test_used_cells_cost_more_as_measured_for_so_many_rows() -> None:
+    assert CURVE.predict(4, cells=2000) == 30.0 + 2 * 3.0
+    assert CURVE.predict(6, cells=1000) == 40.0 + 4.5
+    assert CURVE.predict(32, cells=1000) == 2 * (55.0 + 8.0)
+
+
+def test_points_belong_to_the_cells_they_were_measured_over() -> None:
+    deep = CostCurve((1, 2), (10.0, 15.0), (4.0, 8.0), cells=500)
+    assert deep.predict(2, cells=500) == 15.0
+    assert deep.predict(1, cells=250) == 9.0
+    assert deep.predict(2, cells=1500) == 23.0
+    assert CostCurve((1,), (10.0,), (100.0,), cells=500).predict(1) == 5.0, "no less than half"
 
 
 def test_no_rows_cost_nothing() -> None:

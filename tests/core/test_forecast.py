@@ -47,5 +47,5 @@ def test_a_draft_that_costs_as_much_as_the_target_can_only_be_slower() -> None:
 
 
 def test_used_cells_make_rows_dearer() -> None:
-    curve = CostCurve((1, 2), (10.0, 15.0), ms_per_row_kilocell=10.0)
+    curve = CostCurve((1, 2), (10.0, 15.0), ms_per_kilocell=(10.0, 20.0))
     assert DraftingProspect(curve, None, 1, cells=1000).at(1.0).speedup == pytest.approx(2 * 20 / 35)

@@ -9,7 +9,7 @@ import pytest
 from forerun.core.costs import CostCurve
 from forerun.models.cost_cache import CostCache
 
-CURVE = CostCurve((1, 2, 8), (5.0, 9.5, 30.0), 0.25)
+CURVE = CostCurve((1, 2, 8), (5.0, 9.5, 30.0), (0.25, 0.5, 2.0), cells=200)
 
 
 def test_a_curve_is_found_under_its_own_key_alone(tmp_path: Path) -> None:

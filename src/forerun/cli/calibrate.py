@@ -37,7 +37,7 @@ def show_costs(options: ModelOptions, *, plot: Path | None, verbose: bool) -> No
 def cost_table(title: str, curve: CostCurve) -> Table:
     """One curve. The bars show what a row costs, the first row as long as the table allows."""
     table = Table(title=title, title_justify="left", caption_justify="left")
-    table.caption = f"{curve.ms_per_row_kilocell:.2f} ms more a row for every 1,000 used cells"
+    table.caption = _caption(curve)
     for heading in ("rows", "ms", "ms a row"):
         table.add_column(heading, justify="right")
     table.add_column("a row costs")
@@ -46,3 +46,13 @@ def cost_table(title: str, curve: CostCurve) -> Table:
         each = ms / rows
         table.add_row(str(rows), f"{ms:.1f}", f"{each:.2f}", "█" * max(1, round(_BAR * each / dearest)))
     return table
+
+
+def _caption(curve: CostCurve) -> str:
+    """Where it was measured, and what further cells cost."""
+    measured = f"behind {curve.cells} cells"
+    if not curve.ms_per_kilocell:
+        return f"{measured}; what more of them cost was not measured"
+    more = zip(curve.rows, curve.ms_per_kilocell, strict=True)
+    told = ", ".join(f"{slope:.1f} for {rows}" for rows, slope in more if rows in (1, 8, 64))
+    return f"{measured}; 1,000 more cost so many ms more, by rows: {told}"

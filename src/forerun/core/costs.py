@@ -1,4 +1,4 @@
-"""What a step costs, measured: a curve over rows, a slope over used cells, corrected by every step that runs.
+"""What a step costs, measured: a curve over rows, slopes over used cells, corrected by every step that runs.
 
 The cost of a row is no constant: on one CPU 4 rows cost four times one row and 16 rows little more than 8; on a GPU 8
 rows cost what one does. So nothing here knows a formula for rows, only measured points and what lies between them.
@@ -13,54 +13,64 @@ from typing import Any, Self
 
 _BLEND = 0.1
 """Weight of the latest step in a correction."""
+_LEAST = 0.5
+"""A decode over fewer cells than were used in measuring costs at least this share."""
 _WILD = 4.0
 """A step this many times slower or faster than predicted was disturbed, or paid for something else: clipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Milliseconds of one decode. `ms[i]` belongs to `rows[i]` rows over an empty memory; rows ascend from 1.
+    """Milliseconds of one decode. `ms[i]` belongs to `rows[i]` rows over `cells` used cells; rows ascend from 1.
 
-    `ms_per_row_kilocell`: what a row costs more for every 1,000 used cells, whoever owns them (attention walks all).
-    Raises ValueError for points that are no curve.
+    `ms_per_kilocell[i]`: what a decode of `rows[i]` rows costs more for every 1,000 used cells (attention walks all of
+    them, but how fast depends on the rows); empty where that is not known. Raises ValueError for points that are no
+    curve.
     """
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
-    ms_per_row_kilocell: float = 0.0
+    ms_per_kilocell: tuple[float, ...] = ()
+    cells: int = 0
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.ms) or self.rows[0] != 1:
             raise ValueError(f"a curve has a cost for each row count, from 1 on; got {self.rows} and {self.ms}")
         if any(low >= high for low, high in zip(self.rows, self.rows[1:], strict=False)):
             raise ValueError(f"row counts ascend, got {self.rows}")
-        if min(self.ms) <= 0 or self.ms_per_row_kilocell < 0:
+        if len(self.ms_per_kilocell) not in (0, len(self.rows)):
+            raise ValueError(f"{len(self.rows)} row counts, but {len(self.ms_per_kilocell)} costs of cells")
+        if min(self.ms) <= 0 or min(self.ms_per_kilocell, default=0.0) < 0 or self.cells < 0:
             raise ValueError("costs are positive")
 
     def predict(self, rows: int, cells: int = 0) -> float:
         """Milliseconds of a decode of `rows` rows while `cells` cells are used. No rows cost nothing."""
         if rows <= 0:
             return 0.0
-        return self._empty(rows) + self.ms_per_row_kilocell * rows * cells / 1000
-
-    def _empty(self, rows: int) -> float:
         at = bisect_left(self.rows, rows)
         if at == len(self.rows):  # beyond the last point: like the last stretch, but no cheaper a row
-            return self.ms[-1] * rows / self.rows[-1]
+            return self._point(-1, cells) * rows / self.rows[-1]
         if self.rows[at] == rows:
-            return self.ms[at]
+            return self._point(at, cells)
         low, high = self.rows[at - 1], self.rows[at]
-        share = (rows - low) / (high - low)
-        return self.ms[at - 1] + share * (self.ms[at] - self.ms[at - 1])
+        before = self._point(at - 1, cells)
+        return before + (rows - low) / (high - low) * (self._point(at, cells) - before)
+
+    def _point(self, at: int, cells: int) -> float:
+        ms = self.ms[at]
+        if not self.ms_per_kilocell:
+            return ms
+        return max(ms + self.ms_per_kilocell[at] * (cells - self.cells) / 1000, ms * _LEAST)
 
     def as_json(self) -> dict[str, Any]:
-        return {"rows": list(self.rows), "ms": list(self.ms), "ms_per_row_kilocell": self.ms_per_row_kilocell}
+        slopes = list(self.ms_per_kilocell)
+        return {"rows": list(self.rows), "ms": list(self.ms), "ms_per_kilocell": slopes, "cells": self.cells}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Raises ValueError, KeyError or TypeError for anything `as_json` does not write."""
-        rows = tuple(int(row) for row in values["rows"])
-        return cls(rows, tuple(float(ms) for ms in values["ms"]), float(values["ms_per_row_kilocell"]))
+        ms, slopes = (tuple(float(value) for value in values[name]) for name in ("ms", "ms_per_kilocell"))
+        return cls(tuple(int(row) for row in values["rows"]), ms, slopes, int(values["cells"]))
 
 
 class LiveCosts:

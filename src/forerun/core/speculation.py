@@ -41,7 +41,7 @@ _BETTER = 0.05
 """Rejection sampling accepts at least as much of the same drafts: matching must seem so much better to be used."""
 _TRY_OTHER = 32
 """The way that is thought worse is tried at every so manieth token."""
-_LOOKUP_GUESSES = (0.2, 0.2, 0.2, 0.35, 0.6, 0.8)
+_LOOKUP_GUESSES = (0.2, 0.2, 0.3, 0.5, 0.75, 0.9)
 """First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +16,14 @@ from forerun.core.costs import CostCurve
 from forerun.native.context import ContextParams, LlamaContext
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_DEEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_SHALLOW, _DEEP = 256, 1024
+"""Cells behind which decodes are timed, where that many can be computed in time."""
+_LEAST_APART = 96
+"""Closer depths say nothing about what cells cost."""
+_FAR_APART = 512
+"""From here on each row count has its own cost of cells."""
+_CHUNK = 64
 _REPEATS = 5
 _SEQUENCE = 0
 
@@ -27,59 +36,68 @@ class Calibration:
         self._batch = context.new_batch()
         self._tokens = np.random.default_rng(0).integers(0, context.model.vocabulary.size, context.n_batch)
 
-    def measure(self, budget: float = 4.0) -> CostCurve:
+    def measure(self, budget: float = 6.0) -> CostCurve:
         """A curve from about `budget` seconds of decodes at most; few repeats, and fewer rows, on a slow machine.
 
-        The fastest of the repeats counts: whatever disturbs a decode makes it slower.
+        Two depths, since attention costs every row something for each cell, and the first cells more than later ones:
+        all row counts where a conversation begins, and a few further on. The fastest of the repeats counts: whatever
+        disturbs a decode makes it slower.
 
         Raises NativeStepError where a decode fails.
         """
         started = perf_counter()
-        self._time(1, 0)  # the first decode of a context allocates
-        rows: list[int] = []
-        seconds: list[float] = []
-        for count in (count for count in _ROWS if count <= min(self._context.n_batch, self._context.n_ctx)):
-            left = started + budget - perf_counter()
-            if rows and count * seconds[-1] / rows[-1] > left:
-                break
-            rows.append(count)
-            seconds.append(self._fastest(count, left))
-        slope = min(self._slope(seconds[0], budget / 8), seconds[0] * 1e3)
+        self._time(1)  # the first decode of a context allocates
+        shallow = self._fill(_SHALLOW, budget / 4)
+        curve = self._curve(_ROWS, started + 0.7 * budget)
+        deep = self._fill(_DEEP, budget / 5)
+        later: dict[int, float] = {}
+        if deep - shallow >= _LEAST_APART:
+            later = self._curve([count for count in _DEEP_ROWS if count in curve], started + 1.1 * budget)
         self._context.clear_sequence(_SEQUENCE)
-        return CostCurve(tuple(rows), tuple(second * 1e3 for second in seconds), slope)
+        return CostCurve(tuple(curve), tuple(curve.values()), _slopes(curve, later, deep - shallow), shallow)
+
+    def _fill(self, depth: int, budget: float) -> int:
+        """Let the sequence hold `depth` cells, or what can be computed in `budget` seconds; how many that are."""
+        started, most = perf_counter(), min(depth, self._context.n_ctx // 2)
+        while (held := self._held()) < most and perf_counter() - started < budget:
+            self._decode(min(self._context.n_batch, _CHUNK, most - held), held, last_output=True)
+        return self._held()
+
+    def _curve(self, counts: Sequence[int], end: float) -> dict[int, float]:
+        """Milliseconds by rows, as far as they can be measured before `end` (on the clock of perf_counter)."""
+        curve: dict[int, float] = {}
+        most = min(self._context.n_batch, self._context.n_ctx - self._held())
+        for rows in counts:
+            last = next(reversed(curve), 0)
+            if rows > most or (last and curve[last] * rows / last > (end - perf_counter()) * 1e3):
+                break
+            curve[rows] = self._fastest(rows, end - perf_counter()) * 1e3
+        return curve
 
     def _fastest(self, rows: int, left: float) -> float:
-        """Seconds of a decode of `rows` rows over an empty memory."""
-        times = [self._time(rows, 0)]
+        times = [self._time(rows)]
         while len(times) < _REPEATS and sum(times) + times[-1] < left / 8:
-            times.append(self._time(rows, 0))
+            times.append(self._time(rows))
         return min(times)
 
-    def _slope(self, empty: float, budget: float) -> float:
-        """Milliseconds a row costs more for every 1,000 cells."""
-        self._context.clear_sequence(_SEQUENCE)
-        depth, started = 0, perf_counter()
-        most = min(1024, self._context.n_ctx - 1)
-        while depth < most and perf_counter() - started < budget:
-            rows = min(self._context.n_batch, 128, most - depth)
-            self._decode(rows, depth, last_output=True)
-            depth += rows
-        if not depth:
-            return 0.0
-        deep = min(self._time(1, depth + repeat) for repeat in range(min(_REPEATS, self._context.n_ctx - depth)))
-        return max(0.0, (deep - empty) * 1e3 / (depth / 1000))
+    def _time(self, rows: int) -> float:
+        """Seconds of one decode of `rows` rows behind what is held, all with logits, as verification needs them.
 
-    def _time(self, rows: int, depth: int) -> float:
-        """Seconds of one decode of `rows` rows behind `depth` cells, all with logits, as verification needs them.
-
-        Over an empty memory, or going on where the last decode ended: not every memory can be cut.
+        They are taken back where that is possible; otherwise the next ones are a little deeper.
         """
-        if not depth:
+        held = self._held()
+        if held + rows > self._context.n_ctx:
             self._context.clear_sequence(_SEQUENCE)
+            held = 0
         started = perf_counter()
-        self._decode(rows, depth, last_output=False)
+        self._decode(rows, held, last_output=False)
         float(self._context.logits[0, 0])
-        return perf_counter() - started
+        seconds = perf_counter() - started
+        self._context.truncate_sequence(_SEQUENCE, held)
+        return seconds
+
+    def _held(self) -> int:
+        return self._context.pos_max(_SEQUENCE) + 1
 
     def _decode(self, rows: int, position: int, *, last_output: bool) -> None:
         self._batch.clear()
@@ -91,6 +109,20 @@ class Calibration:
         self._context.decode(self._batch)
 
 
+def _slopes(curve: dict[int, float], later: dict[int, float], cells: int) -> tuple[float, ...]:
+    """Milliseconds that 1,000 cells cost decodes of each row count in `curve`, from what they cost `cells` further on.
+
+    Over a short distance the differences are as small as their noise: there, one cost for every row.
+    """
+    if not later:
+        return ()
+    growth = np.array([max(0.0, later[rows] - curve[rows]) for rows in later]) / cells * 1000
+    if cells >= _FAR_APART:
+        return tuple(np.interp(list(curve), list(later), growth).tolist())
+    a_row = float(np.median(growth / np.array(list(later))))
+    return tuple(a_row * rows for rows in curve)
+
+
 def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str:
     """Everything a curve depends on: the file, the build, the machine, the settings."""
     file = os.stat(path)
@@ -99,7 +131,7 @@ def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str
     build = (version("llama-cpp-python"), llama_cpp.llama_print_system_info())
     model = (os.path.realpath(path), file.st_size, file.st_mtime_ns, n_gpu_layers)
     layers = ("mtp",) if params.is_mtp else ()
-    return repr((1, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
+    return repr((2, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
 
 
 def _processor() -> str:
