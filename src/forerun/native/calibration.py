@@ -15,7 +15,8 @@ from llama_cpp import llama_cpp
 from forerun.core.costs import CostCurve
 from forerun.native.context import ContextParams, LlamaContext
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 20, 23, 24, 25, 31, 32, 33, 40, 48, 64, 65, 96, 128)
+"""Kernels work on tiles of 4 to 16 rows, so the curve has teeth: 16 rows may cost less than 15, and 17 a fifth more."""
 _DEEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SHALLOW, _DEEP = 256, 1024
 """Cells behind which decodes are timed, where that many can be computed in time."""
@@ -131,7 +132,7 @@ def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str
     build = (version("llama-cpp-python"), llama_cpp.llama_print_system_info())
     model = (os.path.realpath(path), file.st_size, file.st_mtime_ns, n_gpu_layers)
     layers = ("mtp",) if params.is_mtp else ()
-    return repr((2, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
+    return repr((3, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
 
 
 def _processor() -> str:
