@@ -148,3 +148,17 @@ def test_a_useless_draft_never_catches_up_with_a_long_prompt_in_one_step() -> No
     harness.assert_all_right()
     behind = [request.tokens.size - request.held for plan in harness.plans for request in plan.draft_requests]
     assert max(behind) <= config.prefill_rows_beside_decode
+
+
+def test_receipts_do_not_count_a_prompt_beside_every_token_it_was_computed_with() -> None:
+    """What was saved can never be more than all the tokens would have taken one after another."""
+    config = SchedulerConfig(n_ctx=N_CTX, speculation=32, max_num_seqs=8)
+    harness = Harness(config, FakeRunner(N_CTX, WORDS.size, costs=costs(CPU_135M, None)), WORDS)
+    harness.scheduler = Scheduler(config, WORDS, costs=costs(CPU_135M, None))
+    copy = SamplingParams(max_tokens=300, logit_bias={1: 100.0})
+    harness.add("copy", [1] * 40, copy)
+    for index in range(6):
+        harness.add(f"long {index}", [index + 2, *([2, 3, 5, 7] * 200)], SamplingParams(max_tokens=2))
+    harness.run()
+    alone = 300 * CPU_135M.predict(8)
+    assert 0 < harness.usage("copy").saved_ms < alone

@@ -152,7 +152,7 @@ class GainAllocator:
         extra = self._extra_ms(options, tokens, load)
         is_own = tokens.option[:, None] == np.arange(len(options))
         plain_ms = self._target.predict(load.sequences, load.cells)
-        own_ms = np.cumsum(is_own * tokens.chance[:, None], axis=0) * self._target.predict(_rows(load), load.cells)
+        own_ms = np.cumsum(is_own * tokens.chance[:, None], axis=0) * plain_ms
         # Who owes nothing may always draft what is worth its own time.
         allowed = own_ms + np.array([max(option.allowance_ms, 0.0) for option in options])
         is_fair = (extra <= allowed.min(axis=1)) & (extra <= max(load.allowance_ms, 0.0))

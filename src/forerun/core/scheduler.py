@@ -291,14 +291,16 @@ class Scheduler:
         drafted = sum(result.sequences[row.sequence_id].drafted for row in plan.decode)
         prefill = sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
         plain_rows = len(plan.decode) + prefill
-        plain_ms = self.costs.target.predict(plain_rows, self.pool.target_cells.used)
+        cells = self.pool.target_cells.used
+        first_ms, next_ms = (self.costs.target.predict(rows, cells) for rows in (plain_rows, len(plan.decode)))
         has_drafted = drafted > 0 or bool(plan.draft_fills)
         for row in plan.decode:
-            tokens = len(result.sequences[row.sequence_id].tokens)
+            # Without drafts the step's prefill would be done once, not beside every one of the tokens.
+            plain_ms = first_ms + (len(result.sequences[row.sequence_id].tokens) - 1) * next_ms
             drafting = self._running[row.sequence_id].drafting
-            drafting.plain_ms += tokens * plain_ms
+            drafting.plain_ms += plain_ms
             if has_drafted:
-                drafting.saved_ms += tokens * plain_ms - result.elapsed * 1e3
+                drafting.saved_ms += plain_ms - result.elapsed * 1e3
         if not any(isinstance(rows, MediaRows) for rows in plan.prefill):
             self._drafting.learn_costs(plan, plain_rows + drafted, result.times)
 

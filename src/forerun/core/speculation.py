@@ -45,11 +45,11 @@ _LOOKUP_GUESSES = (0.2, 0.2, 0.3, 0.5, 0.75, 0.9)
 """First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""
-_FIRST_PROBES = 3.0
+_FIRST_PROBES = 1.5
 """Plain steps' worth of time to begin with."""
 _HORIZON = 200
 """A draft memory is filled where that pays within so many tokens: nobody knows when an answer ends."""
-_MOST_LOST = 0.02
+_MOST_LOST = 0.01
 """Share of a sequence's plain time that drafting may cost it, its own or others': nobody is slowed down for others."""
 _REST = 4
 """A lookup that was of no use is repeated so many tokens later: free prose need not pay for one a token."""
