@@ -1,20 +1,16 @@
 """One stream through the whole engine against the bare loop, same model, same run, interleaved A B B A.
 
-Several pairs of processes, since the memory a process happens to get moves its speed by some percent. The largest
-share of that luck is taken out: ggml's work buffer comes from malloc, and where it starts at a multiple of 64 bytes a
-prefill of this model is 4% faster than at any other multiple of 16. Both processes get it from mmap, at 16 bytes
-behind a page (docs/decisions/0007-alignment-of-the-work-buffer.md).
+Several pairs of processes, since the memory a process happens to get moves its speed by some percent.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
 from benchmarks.bare import BareProcess, BareSettings, Timing
-from benchmarks.engine_process import EngineProcess
+from benchmarks.engine_process import EngineProcess, take_luck_out
 from benchmarks.report import Figures, spread
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams
@@ -27,15 +23,13 @@ _PAIRS = 6
 _ROUNDS = 4
 _CONTEXT = 2048
 _BATCH = 512
-_MMAP_FROM = str(512 * 1024)
-"""Bytes from which malloc asks mmap, less than the work buffer takes; setting it stops malloc from adapting it."""
 _Both = tuple[Timing, Timing]
 
 
 def run(model: str = "smollm2") -> Figures:
     """Ratios of speed, 1.0 = the bare loop; the engine's time includes its thread and the hand-over of each token."""
     rng = np.random.default_rng(0)
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = _MMAP_FROM  # read by malloc when a child starts
+    take_luck_out()
     return _figures([both for _ in range(_PAIRS) for both in _one_pair(model, rng)])
 
 
