@@ -39,7 +39,7 @@ def copy() -> Figures:
 
 def verbatim() -> Figures:
     """One stream that copies all it says: what is left of what the measured costs of rows allow."""
-    use = settings((240, 128))
+    use = settings((240, 240))
     model = LlamaModel.load(resolve_model(use.target), vocab_only=True)
     texts = [model.vocabulary.tokenize(text, add_special=True, parse_special=False) for text in VERBATIM]
     model.close()
