@@ -84,8 +84,10 @@ COPY = (
     f"Repeat this text word for word, and nothing else:\n\n{_MARKET}",
     f"Repeat this program line by line, and nothing else:\n\n{_INVOICE}",
 )
-VERBATIM = tuple(f"{text}\n\n{text}\n\n{text[:60]}" for text in (_LIGHTHOUSE, _MARKET, _RIVER, _LETTER))
-"""Texts to go on with as they are, no chat: every model goes on copying what stands there twice."""
+_PASSAGES = (_LIGHTHOUSE, _MARKET, _RIVER, _LETTER)
+_DOCUMENTS = ["\n\n".join(_PASSAGES[at:] + _PASSAGES[:at]) for at in range(len(_PASSAGES))]
+VERBATIM = tuple(f"{document}\n\n{document[:60]}" for document in _DOCUMENTS)
+"""Texts to go on with as they are, no chat: a document of about 500 tokens, and the beginning of its copy."""
 PROSE = tuple(
     f"Write a short story about {subject}. Use vivid language and do not repeat yourself."
     for subject in (

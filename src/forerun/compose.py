@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
@@ -427,7 +427,10 @@ def _context(
     from forerun.native.context import LlamaContext
 
     has_state = model.memory.has_state and not is_mtp
-    context = LlamaContext(model, _context_params(config, n_ctx, has_state=has_state, is_mtp=is_mtp))
+    params = _context_params(config, n_ctx, has_state=has_state, is_mtp=is_mtp)
+    if model.memory.window:  # several micro-batches could take cells that taking back rejected drafts needs
+        params = replace(params, n_ubatch=params.n_batch)
+    context = LlamaContext(model, params)
     loaded.callback(context.close)
     return context
 

@@ -325,7 +325,7 @@ class FakeRunner:
             failure = self.faults(plan) if self.faults else None
             if failure is not None:
                 self._leave_garbage(plan)
-                return StepResult(self._seconds, failure=failure)
+                return StepResult(self._seconds, failure=failure, held_from=self.memory.held_from())
             cells, rows, replayed = self.memory.used, self.rows, self.replayed
             results = self._evaluate(plan)
             held = self._draft_held(plan, results)
@@ -339,7 +339,8 @@ class FakeRunner:
             elapsed = times.target + times.draft + filling + replaying
             return StepResult(elapsed, results, held, times=times, held_from=held_from)
         except (FakeMemoryError, BrokenLogitsError) as error:
-            return StepResult(self._seconds, failure=StepFailure(FailureKind.FAILED, str(error)))
+            failure = StepFailure(FailureKind.FAILED, str(error))
+            return StepResult(self._seconds, failure=failure, held_from=self.memory.held_from())
 
     def _apply_all(self, operations: Sequence[KvOperation]) -> None:
         """Also those after one that failed: a failed step's operations count as applied."""

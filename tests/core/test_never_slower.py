@@ -162,3 +162,23 @@ def test_receipts_do_not_count_a_prompt_beside_every_token_it_was_computed_with(
     harness.run()
     alone = 300 * CPU_135M.predict(8)
     assert 0 < harness.usage("copy").saved_ms < alone
+
+
+def test_filling_a_draft_s_memory_slows_nobody_who_gets_nothing_out_of_it() -> None:
+    """One request decodes without drafts while another one's long prompt is to be run through the draft."""
+
+    def milliseconds_a_token(*, with_draft: bool) -> float:
+        config = SchedulerConfig(n_ctx=N_CTX, speculation=32, draft_n_ctx=N_CTX if with_draft else 0)
+        drafter = FakeDrafter(N_CTX, WORDS.size, 1.0) if with_draft else None
+        known = costs(GPU, DRAFT_GPU if with_draft else None)
+        harness = Harness(config, FakeRunner(N_CTX, WORDS.size, drafter=drafter, costs=known), WORDS)
+        harness.scheduler = Scheduler(config, WORDS, costs=costs(GPU, DRAFT_GPU if with_draft else None))
+        tokens = [int(token) for token in np.random.default_rng(0).integers(0, WORDS.size, 4000)]
+        harness.add("plain", tokens[:20], SamplingParams(max_tokens=400, speculation="off"))
+        harness.add("long", tokens, SamplingParams(max_tokens=300))
+        harness.run()
+        harness.assert_all_right()
+        usage = harness.usage("plain")
+        return usage.decode_ms / usage.output_tokens
+
+    assert milliseconds_a_token(with_draft=True) <= milliseconds_a_token(with_draft=False) * 1.03

@@ -134,6 +134,17 @@ def test_a_second_turn_finds_the_whole_first_one(
         oracle.check(longer, second.token_ids)
 
 
+def test_a_first_turn_can_be_continued_more_than_once(model: LlamaModel, oracle: GreedyOracle) -> None:
+    prompt = some_tokens(200, seed=8)
+    with serving(model.path) as engine:
+        first = answer(engine, prompt, SamplingParams(max_tokens=20))
+        for index in range(3):
+            longer = [*prompt, *first.token_ids, *some_tokens(30, seed=60 + index)]
+            output = answer(engine, longer, SamplingParams(max_tokens=8))
+            assert usage_of(output).cached_tokens == 200 + 20 - 1
+            oracle.check(longer, output.token_ids)
+
+
 def test_prompts_that_arrive_together_compute_what_they_share_once(model: LlamaModel, oracle: GreedyOracle) -> None:
     """Also where the memory can be forked at its end alone: the first one's chunk ends where the others branch off."""
     shared = some_tokens(300, seed=10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -280,3 +282,21 @@ def test_closing_twice_is_harmless(dense: LlamaModel, make_context: MakeContext)
     runner = LlamaRunner(make_context(dense))
     runner.close()
     runner.close()
+
+
+def test_a_window_that_has_lost_cells_is_not_forked_there(tiny_swa_path: Path, make_context: MakeContext) -> None:
+    model = LlamaModel.load(tiny_swa_path)
+    runner = LlamaRunner(make_context(model, 1024, 512))
+    first = DrivenRequest(runner, 0, random_tokens(20))
+    first.prefill()
+    DrivenRequest(runner, 1, random_tokens(400, seed=1)).prefill()
+    runner.execute(StepPlan(0.0, operations=(ClearSequence(0),)))
+    third = DrivenRequest(runner, 2, random_tokens(100, seed=2))
+    result = runner.execute(StepPlan(0.0, prefill=(third.prefill_rows(),)))
+    lost = result.held_from[1]
+    assert lost > 0
+    refused = runner.execute(StepPlan(0.0, operations=(ForkSequence(1, 3, at(lost + 1)),)))
+    assert refused.failure is not None
+    assert "cannot be forked" in refused.failure.message
+    assert refused.held_from == {1: lost}, "also a failed step says what is left"
+    assert runner.execute(StepPlan(0.0, operations=(ForkSequence(1, 3, at(400)),))).failure is None

@@ -45,6 +45,7 @@ def survey(**changes: Any) -> ModelSurvey:
         "n_swa": 0,
         "is_recurrent": False,
         "is_hybrid": False,
+        "generates": True,
         "has_gpu": False,
         "weights": 1000 * MIB,
         "kv": 100 * MIB,
@@ -80,10 +81,16 @@ def test_every_kind_of_memory_has_a_name(changes: dict[str, Any], words: str) ->
 
 
 def test_more_memory_than_is_free_is_refused_with_both_numbers() -> None:
-    findings = judge_memory([candidate(), candidate("d.gguf")], FreeMemory(2399 * MIB, "this machine"))
+    findings = judge_memory([candidate(), candidate("d.gguf")], FreeMemory(399 * MIB, "this machine"))
     (refusal,) = [finding for finding in findings if finding.verdict is Verdict.REFUSED]
     assert isinstance(refusal.error, ModelLoadError)
-    assert "m.gguf and d.gguf: too little memory: 2.34 GiB needed, 2.34 GiB free on this machine" in refusal.message
+    assert "m.gguf and d.gguf: too little memory: 2.34 GiB needed, 399 MiB free on this machine" in refusal.message
+
+
+def test_weights_that_do_not_fit_beside_the_rest_run_slowly_and_that_is_told() -> None:
+    findings = judge_memory([candidate(), candidate("d.gguf")], FreeMemory(2399 * MIB, "this machine"))
+    assert not told(findings, Verdict.REFUSED)
+    assert "very slow" in told(findings, Verdict.WARNING)
 
 
 def test_nearly_as_much_memory_as_is_free_is_told_and_half_of_it_is_well() -> None:

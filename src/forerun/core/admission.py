@@ -102,9 +102,9 @@ class Admission:
         if until - match.boundary.logical_tokens < _MIN_SHARED_WAIT:
             return False
         leader = self._running[match.promised_by]
+        if until <= leader.computed:  # it is there already, and cannot be cut there
+            return False
         if self._config.memory.has_state:  # it is forked where it ends, so a chunk has to end there
-            if until <= leader.computed:
-                return False
             leader.fences.add(until)
         state.waits_for = (sequence_of(leader), until)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -104,8 +105,11 @@ _HIGHEST_GRADE = 15
 
 def checked(proposal: Proposal, limit: int, vocabulary_size: int) -> Proposal:
     """What of a proposal can be verified: plain ids of known tokens, at most `limit`. Raises what odd values raise."""
-    if proposal.origins and total(proposal.origins) != len(proposal.tokens):
-        raise ValueError(f"{len(proposal.tokens)} tokens come from {proposal.origins}")
+    if proposal.origins:
+        runs: tuple[tuple[object, object], ...] = proposal.origins  # somebody else's: anything
+        sound = all(isinstance(name, str) and isinstance(count, int) and count > 0 for name, count in runs)
+        if not sound or total(proposal.origins) != len(proposal.tokens):
+            raise ValueError(f"{len(proposal.tokens)} tokens come from {proposal.origins}")
     tokens = tuple([operator.index(token) for token in proposal.tokens[:limit]])
     known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary_size), len(tokens))
     grade = min(max(operator.index(proposal.grade), 0), _HIGHEST_GRADE)
@@ -115,7 +119,7 @@ def checked(proposal: Proposal, limit: int, vocabulary_size: int) -> Proposal:
 def checked_forced(hook: ForcedTokens, output: Tokens, limit: int, vocabulary_size: int) -> Proposal | None:
     """What a request's hook says must come next; None where it raised."""
     try:
-        return checked(Proposal(tuple(hook.forced(output, limit))), limit, vocabulary_size)
+        return checked(Proposal(tuple(islice(hook.forced(output, limit), limit))), limit, vocabulary_size)
     except Exception:  # somebody else's code: whatever it raises must cost speed only
         logger.exception("forced tokens: %r failed and is not asked again", hook)
         return None

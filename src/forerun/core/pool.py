@@ -107,7 +107,8 @@ class SequencePool:
         source = self._idle.get(match.source_id)
         if source is not None:
             self._touch(match.source_id)
-            if source.layout.logical_tokens - match.boundary.logical_tokens <= 1:
+            is_contained = source.layout.logical_tokens - match.boundary.logical_tokens <= 1
+            if is_contained and not (self.memory.has_state and self._free):  # a state can be forked nowhere else
                 return self._take_over(match)
         if not self._free and not self._evict_one(keep=match.source_id):
             return self._take_over(match) if source is not None else None
@@ -239,6 +240,8 @@ class SequencePool:
         self._stale.discard(sequence.id)
 
     def _drop_redundant(self, fresh: int) -> None:
+        if self.memory.has_state:  # a longer prefix cannot be cut back to a shorter one
+            return
         for owner in [owner for owner in self._idle if owner != fresh]:
             if self._tree.is_contained(owner, (fresh,)):
                 self._evict(owner)

@@ -263,9 +263,9 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[OutputDelta]:
         """Commit a step's results; returns what each request may show, in order of the plan's rows."""
         now = plan.now + result.elapsed
+        self.pool.held_from = dict(result.held_from)
         if result.failure is not None:
             return self._recover(plan, result.failure, now)
-        self.pool.held_from = dict(result.held_from)
         for sequence_id, held in result.draft_held.items():
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences

@@ -22,7 +22,7 @@ from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposa
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import StepCosts
-from forerun.core.drafting import checked_forced
+from forerun.core.drafting import NgramDrafter, checked_forced
 from forerun.core.origins import Origins
 from forerun.core.pool import SequencePool
 from forerun.core.running import RequestState, sequence_of
@@ -41,11 +41,13 @@ _BETTER = 0.05
 """Rejection sampling accepts at least as much of the same drafts: matching must seem so much better to be used."""
 _TRY_OTHER = 32
 """The way that is thought worse is tried at every so manieth token."""
-_LOOKUP_GUESSES = (0.2, 0.2, 0.3, 0.5, 0.75, 0.9)
+_LOOKUP_GUESSES = (0.2, 0.2, 0.2, 0.3, 0.5, 0.8)
 """First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
+_OWN_GUESSES = (0.2, 0.2, 0.3, 0.5, 0.75, 0.9)
+"""The same for the request's own text, which is copied more often than others' texts are."""
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""
-_FIRST_PROBES = 1.5
+_FIRST_PROBES = 1.0
 """Plain steps' worth of time to begin with."""
 _HORIZON = 200
 """A draft memory is filled where that pays within so many tokens: nobody knows when an answer ends."""
@@ -380,14 +382,28 @@ class DraftPlanner:
         planned, drafted = 0, drafts.model_cells
         drafting = {request.sequence_id for request in drafts.requests}
         candidates = [state for state in states if _id(state) not in drafting]
-        for state in self._worth_filling(candidates):
+        worth = self._worth_filling(candidates)
+        patience = min((self._allowance(state) for state in states if self._only_waits(state, worth)), default=math.inf)
+        for state in worth:
             held = self._pool.draft_cells.held(_id(state))
-            rows = min(state.computed - held, budget - planned)
+            rows = self._bearable(min(state.computed - held, budget - planned), planned, patience)
             if rows < 1 or not self._pool.make_draft_room(drafted + planned + rows):
                 continue
             planned += rows
             fills.append(DraftFill(_id(state), state.history.slice(held, held + rows), held))
         return fills
+
+    def _only_waits(self, state: RequestState, worth: Sequence[RequestState]) -> bool:
+        """Whether a sequence that decodes gets nothing out of others' drafts being prepared."""
+        return state.history.output_tokens > 0 and not self._drafts_with_model(state) and state not in worth
+
+    def _bearable(self, rows: int, planned: int, patience: float) -> int:
+        """As many of the rows as those who only wait can be asked to wait for."""
+        if self._costs is None or self._costs.draft is None:
+            return rows
+        while rows > 0 and self._costs.draft.predict(planned + rows) > patience:
+            rows //= 2
+        return rows
 
     def _worth_filling(self, states: Sequence[RequestState]) -> list[RequestState]:
         """Sequences far behind whose draft is expected to earn back what filling its memory costs."""
@@ -494,7 +510,10 @@ def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
 def _first_guess(drafter: str, grade: int) -> float:
     if drafter == MODEL_DRAFTER:
         return _MODEL_GUESS
-    return 1.0 if drafter == FORCED else _LOOKUP_GUESSES[min(grade, len(_LOOKUP_GUESSES) - 1)]
+    if drafter == FORCED:
+        return 1.0
+    guesses = _OWN_GUESSES if drafter == NgramDrafter.name else _LOOKUP_GUESSES
+    return guesses[min(grade, len(guesses) - 1)]
 
 
 def _agree(tokens: tuple[int, ...], others: tuple[int, ...]) -> bool:

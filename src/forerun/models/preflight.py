@@ -210,6 +210,11 @@ def _candidate(
     model, context = wanted.model_params(with_mtp=with_mtp), wanted.context_params(n_ctx, is_mtp=False)
     try:
         survey = survey_model(header.path, model, context)
+        if not survey.generates:
+            raise ModelLoadError(
+                f"{header.path}: this model ({header.architecture}) does not remember what it has read token by token "
+                "(an encoder, embedding or diffusion model); Forerun runs models that write text"
+            )
         if survey.has_state:
             survey = survey.with_ids(wanted.native_ids(has_state=True), int(context["n_seq_max"]))
     except ModelError as error:
@@ -332,8 +337,9 @@ def _judge_length(whose: str, n_ctx: int, n_ctx_train: int) -> Finding:
 
 
 def judge_memory(candidates: Sequence[Candidate], free: FreeMemory | None) -> list[Finding]:
-    """What everything takes, against what is free. More than that is refused, nearly that much is told."""
+    """What everything takes, against what is free: more is refused, but for weights, which can be read again."""
     needed = sum(candidate.survey.total for candidate in candidates)
+    weights = sum(candidate.survey.weights for candidate in candidates)
     findings = [Finding(Verdict.OK, "memory", _itemised(candidate)) for candidate in candidates]
     if free is None:
         findings.append(Finding(Verdict.NOTE, "memory", f"{size(needed)} together; what is free is not told here"))
@@ -341,10 +347,13 @@ def judge_memory(candidates: Sequence[Candidate], free: FreeMemory | None) -> li
     numbers = f"{size(needed)} needed, {size(free.free)} free on {free.where}"
     if any(candidate.survey.has_gpu for candidate in candidates):
         findings.append(Finding(Verdict.NOTE, "memory", f"{numbers}; part of it goes to the GPU, which is not counted"))
-    elif needed > free.free:
+    elif needed - weights > free.free:
         names = " and ".join(str(candidate.header.path) for candidate in candidates if not candidate.is_mtp)
         advice = "lower n_ctx, take a smaller quantisation, or end something else"
         findings.append(Finding.refused("memory", ModelLoadError(f"{names}: too little memory: {numbers}; {advice}")))
+    elif needed > free.free:  # llama.cpp maps weights into memory: they are read again and again, but they run
+        slow = "weights that do not fit are read from disk again for every token: very slow"
+        findings.append(Finding(Verdict.WARNING, "memory", f"{numbers}; {slow}"))
     elif needed > TIGHT * free.free:
         findings.append(Finding(Verdict.WARNING, "memory", f"{numbers}: tight"))
     else:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from forerun.devices import visible_devices
 from forerun.errors import ModelFileError, ModelLoadError
 from forerun.models.native_child import SCRIPTS, run_child
 from forerun.models.probe import identity
@@ -35,6 +36,8 @@ class ModelSurvey:
     """Width of the sliding window in tokens; 0 without one."""
     is_recurrent: bool
     is_hybrid: bool
+    generates: bool
+    """It has a memory, and no encoder: text can be written with it, token by token."""
     has_gpu: bool
     """Layers would go to a GPU: some of the bytes are its own."""
     weights: int
@@ -94,7 +97,7 @@ def survey_model(path: Path, model: Params, context: Params, *, timeout: float =
     cache = user_cache_file("surveys.json")
     arguments = (json.dumps(model, sort_keys=True), json.dumps(context, sort_keys=True))
     try:
-        key = digest(repr((1, identity(path), arguments)))
+        key = digest(repr((2, identity(path), arguments, visible_devices())))
         known = _entries(cache)
         try:
             return ModelSurvey.from_json(known[key])

@@ -13,6 +13,7 @@ import numpy as np
 from llama_cpp import llama_cpp
 
 from forerun.core.costs import CostCurve
+from forerun.devices import visible_devices
 from forerun.native.context import ContextParams, LlamaContext
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 20, 23, 24, 25, 31, 32, 33, 40, 48, 64, 65, 96, 128)
@@ -127,7 +128,7 @@ def _slopes(curve: dict[int, float], later: dict[int, float], cells: int) -> tup
 def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str:
     """Everything a curve depends on: the file, the build, the machine, the settings."""
     file = os.stat(path)
-    machine = (platform.machine(), _processor(), os.cpu_count(), os.environ.get("GOMP_SPINCOUNT"))
+    machine = (platform.machine(), _processor(), os.cpu_count(), os.environ.get("GOMP_SPINCOUNT"), visible_devices())
     settings = (params.n_threads, params.n_threads_batch, params.n_ubatch, params.type_k, params.type_v)
     build = (version("llama-cpp-python"), llama_cpp.llama_print_system_info())
     model = (os.path.realpath(path), file.st_size, file.st_mtime_ns, n_gpu_layers)

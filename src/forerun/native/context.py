@@ -197,11 +197,15 @@ class LlamaContext:
         looks at; the answer is then silently wrong. Cells behind the window get lost when others need room, even in a
         full-size memory (`swa_full`).
         """
-        first = self.pos_min(sequence_id) if self.memory.window else 0
-        if not self.memory.can_cut(position, held=self.pos_max(sequence_id) + 1, held_from=first):
+        if not self.can_cut(sequence_id, position):
             return False
         removed: bool = llama_cpp.llama_memory_seq_rm(self._native_memory, sequence_id, position, -1)
         return removed
+
+    def can_cut(self, sequence_id: int, position: int) -> bool:
+        """Whether a sequence, or a copy of it, can go on from `position`."""
+        first = self.pos_min(sequence_id) if self.memory.window else 0
+        return self.memory.can_cut(position, held=self.pos_max(sequence_id) + 1, held_from=first)
 
     def held_from(self) -> dict[int, int]:
         """First position that is still there, of every sequence whose sliding window has lost some."""

@@ -83,6 +83,8 @@ class LlamaDrafter:
 
     def fill(self, fills: Sequence[DraftFill]) -> None:
         """Run text through the draft model; what does not fit is missing, and `held` tells."""
+        if self._rollback is not None:
+            self._rollback.forget_all()  # a step that failed left its own
         runs = [
             Run(fill.sequence_id, fill.tokens, fill.position)
             for fill in fills

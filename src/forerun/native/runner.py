@@ -60,9 +60,12 @@ class LlamaRunner:
         try:
             return self._perform(plan, start)
         except NativeStepError as error:
-            return StepResult(perf_counter() - start, failure=StepFailure(error.kind, str(error)))
+            return self._failed(start, StepFailure(error.kind, str(error)))
         except BrokenLogitsError as error:
-            return StepResult(perf_counter() - start, failure=StepFailure(FailureKind.FAILED, str(error)))
+            return self._failed(start, StepFailure(FailureKind.FAILED, str(error)))
+
+    def _failed(self, start: float, failure: StepFailure) -> StepResult:
+        return StepResult(perf_counter() - start, failure=failure, held_from=self.context.held_from())
 
     def _perform(self, plan: StepPlan, start: float) -> StepResult:
         self._apply_all(plan.operations)
@@ -101,6 +104,10 @@ class LlamaRunner:
                 if self.drafter is not None:
                     self.drafter.truncate(sequence_id, position.draft)
             case ForkSequence(source_id, target_id, position):
+                if not self.context.can_cut(source_id, position.target):
+                    raise NativeStepError(
+                        FailureKind.FAILED, f"sequence {source_id} cannot be forked at position {position.target}"
+                    )
                 self.context.copy_sequence(source_id, target_id, position.target)
                 held = self.context.pos_max(target_id) + 1
                 if held != position.target:

@@ -53,7 +53,7 @@ def main(path: str, model_params: str, context_params: str) -> int:
 
     Kinds: `n_swa` (tokens), `is_recurrent`, `is_hybrid`, `n_ctx_train`, `n_vocab`. Bytes: `weights`,
     `kv`, `state` (recurrent), `compute`, `outputs` (logits), `other` (vocabulary, graph). `has_gpu`: some of them are
-    a GPU's.
+    a GPU's. `generates`: it has a memory and no encoder.
     """
     _leave_no_core_file()
     try:  # a missing library is an answer, not a traceback
@@ -76,8 +76,9 @@ def main(path: str, model_params: str, context_params: str) -> int:
     sizes = _context_sizes(llama, model, limits, log)
     if sizes is None:
         return NO_CONTEXT
+    generates = bool(sizes.pop("has_memory")) and not llama.llama_model_has_encoder(model)
     other = _private_bytes() - before - sizes.pop("tried", 0)
-    print(json.dumps(_kinds(llama, model) | sizes | {"other": max(0, other)}), flush=True)  # noqa: T201  # the answer
+    print(json.dumps(_kinds(llama, model) | sizes | {"generates": generates, "other": max(0, other)}), flush=True)  # noqa: T201  # the answer
     return 0
 
 
@@ -116,7 +117,7 @@ def _made(llama: Any, model: Any, limits: Any, log: Log) -> dict[str, int] | Non
     context = llama.llama_init_from_model(model, limits)
     if not context:
         return None
-    sizes = log.sizes(start)
+    sizes = log.sizes(start) | {"has_memory": int(bool(llama.llama_get_memory(context)))}
     if limits.n_seq_max == 1:
         llama.llama_free(context)
     return sizes
