@@ -84,10 +84,9 @@ COPY = (
     f"Repeat this text word for word, and nothing else:\n\n{_MARKET}",
     f"Repeat this program line by line, and nothing else:\n\n{_INVOICE}",
 )
-_PASSAGES = (_LIGHTHOUSE, _MARKET, _RIVER, _LETTER)
-_DOCUMENTS = ["\n\n".join(_PASSAGES[at:] + _PASSAGES[:at]) for at in range(len(_PASSAGES))]
-VERBATIM = tuple(f"{document}\n\n{document[:60]}" for document in _DOCUMENTS)
-"""Texts to go on with as they are, no chat: a document of about 500 tokens, and the beginning of its copy."""
+_COPIES = 4
+VERBATIM = tuple(f"{text}\n\n" * _COPIES + text[:60] for text in (_LIGHTHOUSE, _MARKET, _RIVER, _LETTER))
+"""Texts to go on with as they are, no chat: what stands there four times a model copies a fifth time, and a sixth."""
 PROSE = tuple(
     f"Write a short story about {subject}. Use vivid language and do not repeat yourself."
     for subject in (

@@ -99,7 +99,9 @@ def _one_stream(workload: str, prompts: Sequence[str | Tokens], use: Settings, p
     rates = {name: [answer.rate for answer in own] for name, own in answers.items()}
     best = max(STATIC, key=lambda name: statistics.median(rates[name]))
     figures: Figures = {**use.names, "workload": workload, "prompts": len(kept), "best_static": best, "settings": {}}
-    figures |= _allowed(curves) if workload != "prose" and curves is not None else {}
+    if workload != "prose" and curves is not None:
+        usages = [answer.usage for answer in answers["off"]]
+        figures |= _allowed(curves, int(statistics.mean(u.prompt_tokens + u.output_tokens / 2 for u in usages)))
     for name, own in rates.items():
         figures["settings"][name] = {
             "against_off": spread(_ratios(own, rates["off"])),
@@ -162,15 +164,14 @@ def _by_drafter(usages: Sequence[Usage]) -> str:
     return ", ".join(f"{name} {accepted[name]} of {drafted[name]}" for name in sorted(drafted)) or "-"
 
 
-def _allowed(curves: Curves) -> dict[str, object]:
-    """What the measured costs allow where every drafted token is accepted and drafting itself is free."""
-    length, speed = best_at_full_acceptance(curves.target)
-    return {"curve_allows": speed, "curve_allows_at": length}
+def _allowed(curves: Curves, cells: int) -> dict[str, object]:
+    """What the measured costs allow over `cells` cells where every drafted token is accepted and drafting is free."""
+    length, speed = best_at_full_acceptance(curves.target, cells)
+    return {"curve_allows": speed, "curve_allows_at": length, "cells": cells}
 
 
-def best_at_full_acceptance(curve: CostCurve) -> tuple[int, float]:
+def best_at_full_acceptance(curve: CostCurve, cells: int) -> tuple[int, float]:
     """The draft length m with the largest (1 + m) cost(1) / cost(1 + m), and that speed (1.0 = plain)."""
-    cells = curve.cells
     plain = curve.predict(1, cells)
     speeds = {m: (1 + m) * plain / curve.predict(1 + m, cells) for m in range(1, MAX_AUTO_DRAFT_TOKENS + 1)}
     length = max(speeds, key=lambda m: speeds[m])

@@ -35,7 +35,7 @@ def test_there_are_enough_prompts_and_none_comes_twice() -> None:
 
 
 def test_what_a_curve_allows_is_its_best_point_at_full_acceptance() -> None:
-    assert best_at_full_acceptance(CostCurve((1, 8, 9, 64), (5.0, 10.0, 40.0, 320.0))) == (7, 4.0)
+    assert best_at_full_acceptance(CostCurve((1, 8, 9, 64), (5.0, 10.0, 40.0, 320.0)), 0) == (7, 4.0)
 
 
 @pytest.mark.parametrize("length", [0, 2, 8])
