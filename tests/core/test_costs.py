@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,3 +77,13 @@ def test_a_stretch_that_was_seen_keeps_its_own_correction() -> None:
         costs.observe(8, 0, 100.0)
     assert costs.predict(1) == pytest.approx(10.0, rel=0.01)
     assert costs.predict(8) == pytest.approx(100.0, rel=0.01)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.sampled_from([0, 300, 5000]))
+def test_many_row_counts_at_once_cost_what_each_alone_does(rows: list[int], cells: int) -> None:
+    costs = LiveCosts(CURVE)
+    for seen in (1, 3, 20):
+        costs.observe(seen, 100, 2.0 * CURVE.predict(seen, 100))
+    for source in (CURVE, costs):
+        together = source.predict_all(np.array(rows), cells)
+        assert together.tolist() == pytest.approx([source.predict(count, cells) for count in rows])

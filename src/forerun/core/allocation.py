@@ -28,6 +28,8 @@ class Costs(Protocol):
 
     def predict(self, rows: int, cells: int = 0) -> float: ...
 
+    def predict_all(self, rows: _Indexes, cells: int = 0) -> NDArray[np.float64]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class DraftOption:
@@ -177,15 +179,14 @@ class GainAllocator:
         whole = np.minimum.accumulate(np.where(is_own, tokens.chance[:, None], 1.0), axis=0)
         rows = (1 - whole + np.cumsum(is_own * tokens.chance[:, None], axis=0) - count * whole).sum(axis=1)
         any_rejected = 1 - whole.prod(axis=1)
-        each = np.ceil(rows / np.maximum(any_rejected, _HOPELESS)).astype(int).tolist()
-        each_ms = np.array([self._target.predict(max(count, 1), load.cells) for count in each])
+        each = np.ceil(rows / np.maximum(any_rejected, _HOPELESS)).astype(np.intp)
+        each_ms = self._target.predict_all(np.maximum(each, 1), load.cells)
         expected: NDArray[np.float64] = any_rejected * each_ms
         return expected
 
     def _target_ms(self, taken: _Indexes, load: StepLoad) -> NDArray[np.float64]:
         rows = _rows(load)
-        before = self._target.predict(rows, load.cells)
-        return np.array([self._target.predict(rows + count, load.cells) for count in taken.tolist()]) - before
+        return self._target.predict_all(rows + taken, load.cells) - self._target.predict(rows, load.cells)
 
     def _draft_ms(self, options: Sequence[DraftOption], tokens: _Tokens, load: StepLoad) -> NDArray[np.float64]:
         """One decode of the draft model for each level, of as many rows as sequences draft that deep."""

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 _BLEND = 0.1
 """Weight of the latest step in a correction."""
 _LEAST = 0.5
@@ -56,6 +59,12 @@ class CostCurve:
         before = self._point(at - 1, cells)
         return before + (rows - low) / (high - low) * (self._point(at, cells) - before)
 
+    def predict_all(self, rows: NDArray[np.intp], cells: int = 0) -> NDArray[np.float64]:
+        """The same for many row counts at once (each at least 1)."""
+        points = [self._point(at, cells) for at in range(len(self.rows))]
+        within: NDArray[np.float64] = np.interp(rows, self.rows, points)
+        return within * np.maximum(rows / self.rows[-1], 1.0)
+
     def _point(self, at: int, cells: int) -> float:
         ms = self.ms[at]
         if not self.ms_per_kilocell:
@@ -91,6 +100,13 @@ class LiveCosts:
     def predict(self, rows: int, cells: int = 0) -> float:
         """Milliseconds of a decode, as the machine is now."""
         return self.curve.predict(rows, cells) * self._correction(self._stretch(rows))
+
+    def predict_all(self, rows: NDArray[np.intp], cells: int = 0) -> NDArray[np.float64]:
+        """The same for many row counts at once (each at least 1)."""
+        corrections = np.array([self._correction(at) for at in range(len(self._corrections))])
+        stretches = np.minimum(np.searchsorted(self.curve.rows, rows), len(corrections) - 1)
+        corrected: NDArray[np.float64] = self.curve.predict_all(rows, cells) * corrections[stretches]
+        return corrected
 
     def observe(self, rows: int, cells: int, ms: float) -> None:
         """A decode of `rows` rows over `cells` used cells took `ms`."""

@@ -164,6 +164,8 @@ class DraftPlanner:
         lengths = self._allocator.allocate([candidate.option for candidate in prompt], spare_rows, load)
         for candidate, length in zip(prompt, lengths, strict=True):
             self._add(drafts, candidate, length)
+            if not length and candidate.found is not None and len(ready) > 1:
+                candidate.state.drafting.look_up_at = candidate.state.history.size + self._resting(ready)
         if not drafts.requests and self._costs is not None and self._costs.draft is not None:
             self._probe(drafts, candidates, spare_rows - drafts.rows, load)
         return drafts
@@ -188,8 +190,12 @@ class DraftPlanner:
             if candidate is not None:
                 candidates.append(candidate)
             if _id(state) in found and (candidate is None or candidate.found is None):
-                state.drafting.look_up_at = state.history.size + self._rest
+                state.drafting.look_up_at = state.history.size + self._resting(ready)
         return candidates
+
+    def _resting(self, ready: Sequence[RequestState]) -> int:
+        """Tokens until a lookup of no use is repeated: longer in company, where drafts seldom get rows."""
+        return self._rest * max(1, len(ready) // 2)
 
     def _look_up(self, drafting: Sequence[tuple[RequestState, int]]) -> dict[int, list[Found]]:
         """Proposals for the sequences whose last lookup was of use, or is some tokens ago."""
