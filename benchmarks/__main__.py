@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import again, core, plot, single_stream, speculation, synthetic, ttft
+from benchmarks import again, core, full, plot, single_stream, speculation, synthetic, ttft
 from benchmarks.report import Figures, save, show
 
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "prose": speculation.prose,
     "mix": speculation.mix,
     "synthetic": synthetic.run,
+    "full": full.run,
     "ttft": ttft.run,
     "again": again.run,
 }
