@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
-from forerun.core.memory import DENSE
+from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
 from forerun.core.scheduler import Scheduler, own_lookups
 from forerun.core.step import Drafter
@@ -426,21 +426,18 @@ def _context(
 ) -> LlamaContext:
     from forerun.native.context import LlamaContext
 
-    has_state = model.memory.has_state and not is_mtp
-    params = _context_params(config, n_ctx, has_state=has_state, is_mtp=is_mtp)
-    if model.memory.window:  # several micro-batches could take cells that taking back rejected drafts needs
-        params = replace(params, n_ubatch=params.n_batch)
-    context = LlamaContext(model, params)
+    memory = DENSE if is_mtp else model.memory
+    context = LlamaContext(model, _context_params(config, n_ctx, memory, is_mtp=is_mtp))
     loaded.callback(context.close)
     return context
 
 
 def _context_params(
-    config: EngineConfig, n_ctx: int, *, has_state: bool = False, is_mtp: bool = False
+    config: EngineConfig, n_ctx: int, memory: MemoryKind = DENSE, *, is_mtp: bool = False
 ) -> ContextParams:
     from forerun.native.context import ContextParams
 
-    n_seq_max = config.native_ids(has_state=has_state)
+    n_seq_max = config.native_ids(has_state=memory.has_state)
     threads = config.n_threads or physical_cores()
     # llama.cpp ends the process where a batch has no room for a row of every sequence id, and cuts batches down to the
     # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
@@ -448,7 +445,8 @@ def _context_params(
     return ContextParams(
         n_ctx=max(n_ctx, n_batch),
         n_batch=n_batch,
-        n_ubatch=min(config.n_ubatch, n_batch),
+        # Several micro-batches could take cells of a window that taking back rejected drafts needs.
+        n_ubatch=n_batch if memory.window else min(config.n_ubatch, n_batch),
         n_seq_max=n_seq_max,
         n_threads=threads,
         n_threads_batch=threads,
@@ -482,7 +480,7 @@ def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None
     from forerun.models.cost_cache import CostCache
     from forerun.native.calibration import calibration_key
 
-    params = _context_params(config, 1, is_mtp=candidate.is_mtp)
+    params = _context_params(config, 1, candidate.memory, is_mtp=candidate.is_mtp)
     return CostCache.of_user().get(calibration_key(candidate.header.path, params, config.n_gpu_layers))
 
 

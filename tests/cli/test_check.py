@@ -17,6 +17,8 @@ from forerun.models.machine_memory import FreeMemory
 from forerun.models.preflight import Finding, Preflight, Verdict
 from forerun.models.prospects import Check
 from tests.cli.conftest import Forerun
+from tests.conftest import MakeTinyModel
+from tests.support.tiny_models import TinyModel
 
 FLAT, DEAR = CostCurve((1, 2, 4, 8), (10.0, 10.5, 11.0, 12.0)), CostCurve((1, 2, 4, 8), (20.0, 40.0, 80.0, 160.0))
 
@@ -235,3 +237,11 @@ def test_costs_that_cannot_be_measured_are_told_and_the_pair_stays_usable(
     assert result.exit_code == 0
     assert "costs could not be measured: no context could be made" in result.stdout
     assert "what drafting brings here is not known" in result.stdout
+
+
+@pytest.mark.model
+def test_a_model_that_writes_no_text_is_refused(forerun: Forerun, tiny_model: MakeTinyModel) -> None:
+    path = tiny_model(TinyModel(kind="bert"))
+    result = forerun("check", str(path), "--no-measure")
+    assert result.exit_code == 2
+    assert "Forerun runs models that write text" in result.stdout

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core.drafting import NgramDrafter
+from forerun.core.drafting import GuardedDrafter, NgramDrafter, checked_forced
 from forerun.core.history import MEDIA_TOKEN
-from forerun.core.step import DraftRequest
+from forerun.core.prompt import Tokens
+from forerun.core.step import DraftRequest, Proposal
 
 histories = st.lists(st.sampled_from([0, 1, 2, MEDIA_TOKEN]), max_size=25)
 
@@ -84,3 +89,24 @@ def test_a_longer_match_has_a_higher_grade() -> None:
         for length in (3, 5, 9, 17)
     ]
     assert grades == sorted(set(grades))
+
+
+@pytest.mark.parametrize("origins", [((["x"], 3),), (("a", 5), ("b", -2)), (("a", 1.5), ("b", 1.5)), ((1, 3),)])
+def test_odd_origins_of_a_plug_in_cost_speed_only(origins: Any) -> None:
+    class Odd:
+        name = "odd"
+
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+            return [Proposal((5, 6, 7), origins=origins) for _ in requests]
+
+    assert GuardedDrafter(Odd(), 10).propose([DraftRequest(0, np.array([1, 2], np.int32), held=0, limit=8)]) == [
+        Proposal()
+    ]
+
+
+def test_a_hook_without_end_is_read_as_far_as_is_wanted() -> None:
+    class Endless:
+        def forced(self, output: Tokens, limit: int) -> Any:  # noqa: ARG002 (the protocol's)
+            return itertools.repeat(4)
+
+    assert checked_forced(Endless(), np.array([], np.int32), 3, 10) == Proposal((4, 4, 4))

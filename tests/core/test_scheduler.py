@@ -660,3 +660,18 @@ def test_a_fork_is_planned_before_its_source_can_be_evicted() -> None:
     forks = [op for plan in harness.plans for op in plan.operations if isinstance(op, ForkSequence)]
     assert len(forks) == 1
     assert harness.usage("branch").cached_tokens == 50
+
+
+def test_nobody_waits_for_a_window_s_leader_that_is_past_what_they_share_and_cannot_be_cut_there() -> None:
+    window = MemoryKind(window=16)
+    harness = Harness(config(memory=window, max_num_batched_tokens=256), FakeRunner(4096, VOCABULARY.size, kind=window))
+    shared = random_tokens(100, seed=0)
+    harness.add("leader", [*shared, *random_tokens(100, seed=1)], SamplingParams(max_tokens=300))
+    harness.run(until=lambda: bool(harness.deltas["leader"]))
+    for _ in range(5):
+        harness.step()
+    harness.add("follower", [*shared, *random_tokens(20, seed=2)], SamplingParams(max_tokens=5))
+    harness.run(until=lambda: any(delta.finish_reason for delta in harness.deltas["follower"]))
+    assert not any(delta.finish_reason for delta in harness.deltas["leader"]), "it did not wait for the leader's end"
+    harness.run()
+    harness.assert_all_right()

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support import gguf_file as gguf
-from tests.support.gguf_file import GgufFile, Tensor, f32, text, u32, u32_array
+from tests.support.gguf_file import GgufFile, Tensor, boolean, f32, text, u32, u32_array
 
-Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35"]
+Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35", "bert"]
 Vocabulary = Literal["smollm2", "permuted", "truncated", "padded"]
 Array = npt.NDArray[np.float32]
 
@@ -83,6 +83,8 @@ def assemble(model: TinyModel, tokenizer_from: Path) -> GgufFile:
     weights = _Weights(model)
     entries = _ARCHITECTURES[model.kind](weights, tokens)
     common = {"general.architecture": text(model.kind), "general.name": text(f"tiny random {model.kind}")}
+    if model.kind == "bert":
+        tokenizer["tokenizer.ggml.token_type_count"] = u32(2)
     sizes = {f"{model.kind}.{key}": value for key, value in entries.items()}
     return GgufFile(common | sizes | tokenizer, weights.tensors)
 
@@ -415,11 +417,39 @@ def _mamba(weights: _Weights, tokens: int) -> dict[str, bytes]:
     }
 
 
+def _bert(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """An encoder: it reads a text as a whole and cannot write one."""
+    width, hidden, block = 64, 64, "blk.0"
+    weights.embedding(tokens, width, 1.0)
+    weights.matrix("position_embd.weight", 128, width)
+    weights.matrix("token_types.weight", 2, width)
+    biased = {f"{block}.{name}": (width, width) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+    for name, (rows, columns) in (
+        biased | {f"{block}.ffn_up": (hidden, width), f"{block}.ffn_down": (width, hidden)}
+    ).items():
+        weights.matrix(f"{name}.weight", rows, columns)
+        weights.constant(f"{name}.bias", rows, 0.0)
+    for name in ("token_embd_norm", f"{block}.attn_output_norm", f"{block}.layer_output_norm"):
+        weights.constant(f"{name}.weight", width)
+        weights.constant(f"{name}.bias", width, 0.0)
+    return {
+        "context_length": u32(128),
+        "embedding_length": u32(width),
+        "block_count": u32(1),
+        "feed_forward_length": u32(hidden),
+        "attention.head_count": u32(4),
+        "attention.layer_norm_epsilon": f32(1e-5),
+        "attention.causal": boolean(False),
+        "pooling_type": u32(1),
+    }
+
+
 _ARCHITECTURES: dict[Kind, Callable[[_Weights, int], dict[str, bytes]]] = {
     "llama": _llama,
     "gemma3": _gemma3,
     "lfm2": _lfm2,
     "mamba": _mamba,
+    "bert": _bert,
     "glm4moe": _glm4moe,
     "qwen35": _qwen35,
 }

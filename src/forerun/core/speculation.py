@@ -57,8 +57,6 @@ _REST = 4
 """A lookup that was of no use is repeated so many tokens later: free prose need not pay for one a token."""
 _LOOK_AGAIN = 32
 """Whether filling pays is looked at again after so many tokens."""
-
-
 _TENANTS = 1000
 """Tenants whose drafters' records are kept: the ones that came last."""
 

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.race import uniform
-from forerun.core.request import TokenLogprobs
-from forerun.core.sampling import SamplingContext, TokenDistribution, sample, token_logprobs
+from forerun.core.sampling import SamplingContext, TokenDistribution, sample
 from forerun.core.step import DraftRequest, Proposal
-from forerun.core.verification import Verified
+from forerun.core.verification import Verified, verify_by
 
 _STREAM = 0x5EED
 """Sets these random numbers apart from those that sampling draws for the same seed."""
@@ -47,23 +46,18 @@ class SyntheticAcceptance:
         """As core.verification.verify, but for who decides. A rejected token gives way to the model's own choice, or to
         its second choice where that is the rejected one."""
         del drawn_from
-        tokens: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        accepted, wanted, done = 0, context.params.logprobs, context.history.output_tokens
-        for index, row in enumerate(rows):
-            token = sample(row, context, tokens)
-            matches = index < len(drafts) and self.accepts(context.seed, done + index)
-            if matches:
-                token = drafts[index]
-            elif index < len(drafts) and token == drafts[index]:
-                token = _another(row, token, context, tokens)
-            tokens.append(token)
-            if wanted is not None:
-                logprobs.append(token_logprobs(row, token, wanted))
-            accepted += matches
-            if not matches or token in context.end_tokens or len(tokens) >= max_tokens:
-                break
-        return Verified(tuple(tokens), accepted, tuple(logprobs) if wanted is not None else None)
+        done = context.history.output_tokens
+
+        def choose(row: NDArray[np.float32], block: Sequence[int]) -> int:
+            index = len(block)
+            token = sample(row, context, block)
+            if index >= len(drafts):
+                return token
+            if self.accepts(context.seed, done + index):
+                return drafts[index]
+            return _another(row, token, context, block) if token == drafts[index] else token
+
+        return verify_by(choose, rows, drafts, context, max_tokens)
 
     def __repr__(self) -> str:
         return f"SyntheticAcceptance({self.probability:g})"

@@ -36,6 +36,7 @@ Verify: TypeAlias = Callable[
     [NDArray[np.float32], Sequence[int], SamplingContext, int, Sequence[TokenDistribution]], Verified
 ]
 """`verify`, or what stands in its place."""
+Choose: TypeAlias = Callable[[NDArray[np.float32], Sequence[int]], int]
 
 
 def verify(
@@ -51,16 +52,27 @@ def verify(
     `rows` has shape (len(drafts) + 1, vocabulary): row i follows drafts[:i]. It is edited in place and put back. Ends
     at an end token or after `max_tokens`. Raises BrokenLogitsError.
     """
+    matched = len(drafts) - len(drawn_from)
+
+    def choose(row: NDArray[np.float32], block: Sequence[int]) -> int:
+        index = len(block)
+        if matched <= index < len(drafts):
+            return _accept_or_replace(row, context, block, drafts[index], drawn_from[index - matched])
+        return sample(row, context, block)
+
+    return verify_by(choose, rows, drafts, context, max_tokens)
+
+
+def verify_by(
+    choose: Choose, rows: NDArray[np.float32], drafts: Sequence[int], context: SamplingContext, max_tokens: int
+) -> Verified:
+    """As `verify`, with `choose` giving the token of each row that is reached, from the row and the block before it."""
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
     accepted = 0
     wanted = context.params.logprobs
-    matched = len(drafts) - len(drawn_from)
     for index, row in enumerate(rows):
-        if matched <= index < len(drafts):
-            token = _accept_or_replace(row, context, tokens, drafts[index], drawn_from[index - matched])
-        else:
-            token = sample(row, context, tokens)
+        token = choose(row, tokens)
         tokens.append(token)
         if wanted is not None:
             logprobs.append(token_logprobs(row, token, wanted))

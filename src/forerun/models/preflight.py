@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+from forerun.core.memory import DENSE, MemoryKind
 from forerun.errors import IncompatibleDraftError, ModelError, ModelLoadError
 from forerun.models.gguf_header import GgufHeader
 from forerun.models.machine_memory import FreeMemory, free_memory
@@ -69,6 +70,11 @@ class Candidate:
     survey: ModelSurvey
     is_mtp: bool = False
     """It is the file's MTP head, in a context of its own; the weights are counted with the target."""
+
+    @property
+    def memory(self) -> MemoryKind:
+        """Where its context's memory can be cut; an MTP head's layers are plain attention."""
+        return DENSE if self.is_mtp else MemoryKind(window=self.survey.n_swa, has_state=self.survey.has_state)
 
     @property
     def name(self) -> str:
@@ -181,7 +187,7 @@ def inspect(wanted: Wanted) -> Preflight:
         found.draft = _candidate("draft", draft, limits.draft_n_ctx, wanted, found)
     elif draft is not None:
         found.findings.append(Finding(Verdict.NOTE, "draft", "not loaded: speculation is off"))
-    has_state = any(candidate.survey.has_state for candidate in found.candidates if not candidate.is_mtp)
+    has_state = any(candidate.memory.has_state for candidate in found.candidates)
     limits = found.limits = replace(limits, n_seq_max=wanted.sequence_ids(has_state=has_state))
     if found.is_usable:  # all files are sound
         found.findings += judge_together(found.candidates, target, draft, limits, found.free)

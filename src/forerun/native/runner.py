@@ -47,8 +47,6 @@ class LlamaRunner:
     ) -> None:
         self.context = context
         self.drafter = drafter
-        self.rows_replayed = 0
-        """Rows evaluated again after a rejection so far."""
         self._verify_rows = verify
         self._batch = Batch(context.n_batch)
         self._rollback = rollback
@@ -196,7 +194,6 @@ class LlamaRunner:
             confirmed = np.array([row.token, *tokens[:-1]], np.int32)
             batch.add_run(confirmed, row.position, row.sequence_id, last_output=False)
         if batch.rows:
-            self.rows_replayed += batch.rows
             self.context.decode(batch)
 
     def _fill_batch(self, plan: StepPlan, drafts: list[tuple[int, ...]]) -> None:
