@@ -15,10 +15,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from benchmarks.bare import Timing
-from forerun.compose import Engine, EngineConfig, build
+from forerun.compose import Engine, build
 from forerun.core.costs import CostCurve, StepCosts
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams, Usage
+from forerun.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

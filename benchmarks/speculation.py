@@ -16,10 +16,10 @@ from benchmarks.engine_process import Answer, Batch, Curves, EngineProcess, engi
 from benchmarks.prompts import COPY, PROSE, VERBATIM
 from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
-from forerun.compose import MAX_AUTO_DRAFT_TOKENS
 from forerun.core.costs import CostCurve
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams, Usage
+from forerun.engine_config import MAX_AUTO_DRAFT_TOKENS
 from forerun.models.resolve import resolve_model
 from forerun.native.model import LlamaModel
 

@@ -11,10 +11,10 @@ from benchmarks.engine_process import Answer, engines, interleaved
 from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
 from benchmarks.speculation import SPECULATION
-from forerun.compose import MAX_AUTO_DRAFT_TOKENS
 from forerun.core.costs import CostCurve
 from forerun.core.request import SamplingParams
 from forerun.core.synthetic import SyntheticAcceptance
+from forerun.engine_config import MAX_AUTO_DRAFT_TOKENS
 
 _RATES = (0.0, 0.5, 0.9)
 _PROMPT = "Tell me about the sea."

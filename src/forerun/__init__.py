@@ -1,6 +1,6 @@
 """Forerun: an inference engine for llama.cpp models that computes no prompt prefix twice and drafts losslessly."""
 
-from forerun.compose import AsyncEngine, Engine, EngineConfig
+from forerun.compose import AsyncEngine, Engine
 from forerun.core.planner import BatchPlanner
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, ReusablePrefix
@@ -9,6 +9,7 @@ from forerun.core.request import FinishReason, ForcedTokens, SamplingParams, Tok
 from forerun.core.step import Drafter, DraftRequest, Proposal
 from forerun.engine.output import Output
 from forerun.engine.worker import EngineHealth
+from forerun.engine_config import EngineConfig
 from forerun.errors import (
     EngineClosedError,
     EngineError,

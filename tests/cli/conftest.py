@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from forerun.cli import app
-from forerun.compose import EngineConfig
 from forerun.engine.parts import EngineParts
+from forerun.engine_config import EngineConfig
 from forerun.testing import FakeRunner
 from tests.engine.support import TurnTemplate, fake_parts
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from forerun.cli.curve_plot import curve_plot
-from forerun.compose import EngineConfig
 from forerun.core.costs import CostCurve
+from forerun.engine_config import EngineConfig
 from tests.cli.conftest import Forerun
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forerun.cli.check import finding_line
-from forerun.compose import EngineConfig
 from forerun.core.costs import CostCurve
+from forerun.engine_config import EngineConfig
 from forerun.errors import ModelLoadError
 from forerun.models.machine_memory import FreeMemory
 from forerun.models.preflight import Finding, Preflight, Verdict

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from forerun import Engine, SamplingParams
-from forerun.compose import EngineConfig, calibrate
+from forerun.compose import calibrate
+from forerun.engine_config import EngineConfig
 
 pytestmark = pytest.mark.model
 

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from forerun import Engine, InvalidConfigError, ModelLoadError, Output, SamplingParams
-from forerun.compose import EngineConfig
 from forerun.core.prompt import SpeculativePosition, Tokens
 from forerun.core.step import ForkSequence, StepPlan, TruncateSequence
+from forerun.engine_config import EngineConfig
 from forerun.native import nextn
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel

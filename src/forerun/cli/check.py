@@ -14,7 +14,8 @@ from rich.text import Text
 from forerun.cli.endings import ERROR
 from forerun.cli.options import ModelOptions
 from forerun.cli.terminal import Terminal
-from forerun.compose import EngineConfig, LoadProgress, check
+from forerun.compose import LoadProgress, check
+from forerun.engine_config import EngineConfig
 from forerun.models.preflight import Finding, Verdict
 from forerun.models.prospects import Check
 

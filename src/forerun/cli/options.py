@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from forerun.compose import EngineConfig
 from forerun.core.request import SamplingParams
+from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidRequestError
 
 _model = functools.partial(typer.Option, rich_help_panel="Model and memory")

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from forerun.compose import Engine, EngineConfig, build
+from forerun.compose import Engine, build
 from forerun.engine.output import Output
+from forerun.engine_config import EngineConfig
 
 LONG_PREFILL_TOKENS = 256
 """Prompts from this length on take long enough that the wait is shown."""

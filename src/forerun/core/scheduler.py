@@ -21,9 +21,10 @@ from forerun.core.origins import TARGET, Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
+from forerun.core.records import FORCED
 from forerun.core.request import AUTO, FinishReason, OutputDelta, Request
 from forerun.core.running import RequestState, sequence_of
-from forerun.core.speculation import FORCED, DraftPlanner, Drafts
+from forerun.core.speculation import DraftPlanner, Drafts
 from forerun.core.step import (
     DecodeRow,
     Drafter,

@@ -18,33 +18,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from forerun.core.acceptance import Acceptance, DrafterRecord, RememberedProposal
+from forerun.core.acceptance import RememberedProposal
 from forerun.core.allocation import DraftAllocator, DraftOption, StepLoad
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import StepCosts
-from forerun.core.drafting import NgramDrafter, checked_forced
+from forerun.core.drafting import checked_forced
 from forerun.core.origins import Origins
 from forerun.core.pool import SequencePool
+from forerun.core.records import FORCED, DrafterRecords
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.step import DecodeRow, Drafter, DraftFill, DraftRequest, Proposal, SequenceResult, StepPlan, StepTimes
 from forerun.core.suffix import SuffixIndex, WrittenText
 from forerun.core.synthetic import SyntheticAcceptance
 
-FORCED = "forced"
-"""Names the tokens that a request's hook says must come: certain until one was refused."""
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
-_MODEL_GUESS = 0.6
 _GREEDY, _MATCHED, _BY_REJECTION = range(3)
 """Grades of the draft model's proposals: they are accepted at different rates."""
 _BETTER = 0.05
 """Rejection sampling accepts at least as much of the same drafts: matching must seem so much better to be used."""
 _TRY_OTHER = 32
 """The way that is thought worse is tried at every so manieth token."""
-_LOOKUP_GUESSES = (0.2, 0.2, 0.2, 0.3, 0.5, 0.8)
-"""First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
-_OWN_GUESSES = (0.2, 0.2, 0.3, 0.5, 0.75, 0.9)
-"""The same for the request's own text, which is copied more often than others' texts are."""
 _PROBE_SHARE = 0.01
 """Time that may go into drafts expected not to pay, to see whether they do now."""
 _FIRST_PROBES = 1.0
@@ -57,8 +51,6 @@ _REST = 4
 """A lookup that was of no use is repeated so many tokens later: free prose need not pay for one a token."""
 _LOOK_AGAIN = 32
 """Whether filling pays is looked at again after so many tokens."""
-_TENANTS = 1000
-"""Tenants whose drafters' records are kept: the ones that came last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +124,7 @@ class DraftPlanner:
         self._vocabulary_size = vocabulary_size
         self._costs = costs
         self._rest = _REST if costs else 1
-        self._records: dict[str, dict[tuple[str, int], DrafterRecord]] = {}
-        """By tenant: what one's texts taught must not show in another's draft lengths."""
+        self._records = DrafterRecords()
         synthetic = config.synthetic_acceptance
         self._synthetic = None if synthetic is None else SyntheticAcceptance(synthetic)
         self._first_loss_ms = costs.target.predict(1) * _FIRST_PROBES if costs else 0.0
@@ -246,11 +237,11 @@ class DraftPlanner:
         """
         forced = proposed[0].proposal.tokens if proposed[0].drafter == FORCED else ()
         if request is not None and request.tokens.size - request.held <= _CATCH_UP:
-            least = max(least, self._acceptance(state, MODEL_DRAFTER, state.drafting.model_grade).first_rate())
+            least = max(least, self._records.acceptance(state, MODEL_DRAFTER, state.drafting.model_grade).first_rate())
         usable = [
             found
             for found in proposed
-            if self._acceptance(state, found.drafter, found.proposal.grade).first_rate() >= least
+            if self._records.acceptance(state, found.drafter, found.proposal.grade).first_rate() >= least
             and (not forced or _agree(found.proposal.tokens, forced))
         ]
         if len(usable) < 2:
@@ -259,33 +250,12 @@ class DraftPlanner:
 
     def _expected(self, state: RequestState, found: Found) -> float:
         """Tokens of a proposal that are expected to be accepted."""
-        acceptance = self._acceptance(state, found.drafter, found.proposal.grade)
+        acceptance = self._records.acceptance(state, found.drafter, found.proposal.grade)
         return sum(acceptance.chances(len(found.proposal.tokens)))
 
     def _option(self, state: RequestState, drafter: str, grade: int, length: int) -> DraftOption:
-        chances = self._acceptance(state, drafter, grade).chances(length) if length else []
+        chances = self._records.acceptance(state, drafter, grade).chances(length) if length else []
         return DraftOption(chances, uses_model=drafter == MODEL_DRAFTER)
-
-    def _acceptance(self, state: RequestState, drafter: str, grade: int) -> Acceptance:
-        key = (drafter, grade)
-        known = state.drafting.acceptance.get(key)
-        if known is None:
-            known = state.drafting.acceptance[key] = Acceptance(self._record(state, drafter, grade))
-        return known
-
-    def _record(self, state: RequestState, drafter: str, grade: int) -> DrafterRecord:
-        """What all requests of a tenant taught about proposals of one grade."""
-        records = self._tenant_records(state.request.tenant)
-        record = records.get((drafter, grade))
-        if record is None:
-            record = records[drafter, grade] = DrafterRecord(_first_guess(drafter, grade))
-        return record
-
-    def _tenant_records(self, tenant: str) -> dict[tuple[str, int], DrafterRecord]:
-        records = self._records[tenant] = self._records.pop(tenant, {})
-        if len(self._records) > _TENANTS:
-            del self._records[next(iter(self._records))]
-        return records
 
     def _add(self, drafts: Drafts, candidate: _Candidate, length: int) -> None:
         state, found, request = candidate.state, candidate.found, candidate.request
@@ -365,7 +335,8 @@ class DraftPlanner:
             return _BY_REJECTION
         # One request's own record is too short to tell ways apart that differ by a few in a hundred.
         rejection, matched = (
-            self._record(state, MODEL_DRAFTER, grade).first_rate() for grade in (_BY_REJECTION, _MATCHED)
+            self._records.record(state.request.tenant, MODEL_DRAFTER, grade).first_rate()
+            for grade in (_BY_REJECTION, _MATCHED)
         )
         by_rejection = rejection + _BETTER >= matched
         return _BY_REJECTION if by_rejection != (state.history.size % _TRY_OTHER == 0) else _MATCHED
@@ -463,7 +434,7 @@ class DraftPlanner:
         drafting = state.drafting
         if result.drafted:
             drafter, grade = (row.drafter, row.grade) if row.drafts else (MODEL_DRAFTER, drafting.model_grade)
-            self._acceptance(state, drafter, grade).add(result.accepted, result.drafted)
+            self._records.acceptance(state, drafter, grade).add(result.accepted, result.drafted)
         for remembered in tuple(drafting.remembered.values()):
             self._compare(state, remembered)
 
@@ -484,7 +455,7 @@ class DraftPlanner:
     def _compare(self, state: RequestState, remembered: RememberedProposal) -> None:
         """Learn from a remembered proposal as its tokens come true, or one does not."""
         tokens, at = remembered.proposal.tokens, remembered.at
-        acceptance = self._acceptance(state, remembered.drafter, remembered.proposal.grade)
+        acceptance = self._records.acceptance(state, remembered.drafter, remembered.proposal.grade)
         while remembered.compared < len(tokens) and at + remembered.compared < state.history.size:
             position = remembered.compared
             is_right = self._is_right(state, at + position, tokens[position])
@@ -509,15 +480,6 @@ def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
     deepest = max(request.limit for request in requests)
     first = sum(request.tokens.size - request.held for request in requests)
     return [first, *(sum(request.limit > depth for request in requests) for depth in range(1, deepest))]
-
-
-def _first_guess(drafter: str, grade: int) -> float:
-    if drafter == MODEL_DRAFTER:
-        return _MODEL_GUESS
-    if drafter == FORCED:
-        return 1.0
-    guesses = _OWN_GUESSES if drafter == NgramDrafter.name else _LOOKUP_GUESSES
-    return guesses[min(grade, len(guesses) - 1)]
 
 
 def _agree(tokens: tuple[int, ...], others: tuple[int, ...]) -> bool:

@@ -1,0 +1,197 @@
+"""What an engine is made of, as the user says it: every field checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from forerun.core.config import Verification
+from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
+from forerun.core.step import Drafter
+from forerun.errors import InvalidConfigError
+from forerun.plugins import DrafterFactory
+
+DEFAULT_MAX_N_CTX = 8192
+"""Without n_ctx a model gets its training context, but no more than this: KV memory is allocated at once."""
+MAX_AUTO_DRAFT_TOKENS = 32
+"""Drafted tokens a step and sequence at most, however well they are accepted."""
+DEFAULT_N_SEQ_MAX = 128
+_IDLE_STATES = 16
+"""Cached prefixes that recurrent and hybrid models have ids for."""
+MAX_SEQUENCE_IDS = 256
+"""llama.cpp's LLAMA_MAX_SEQ."""
+
+MAX_N_CTX = 2**24
+"""llama.cpp fills about 40 bytes a cell before it allocates the cells themselves: no more, or the system ends us."""
+
+_LIMITS: dict[str, tuple[int, int]] = {
+    "n_ctx": (1, MAX_N_CTX),
+    "draft_n_ctx": (1, MAX_N_CTX),
+    "max_num_batched_tokens": (1, 2**20),
+    "n_ubatch": (1, 2**20),
+    "max_num_seqs": (1, MAX_SEQUENCE_IDS),
+    "n_seq_max": (1, MAX_SEQUENCE_IDS),
+    "max_queue": (1, 2**31 - 1),
+    "n_threads": (1, 1024),
+    "n_gpu_layers": (-1, 2**31 - 1),
+    "speculation": (0, MAX_DRAFT_TOKENS),
+    "suffix_tokens": (0, 2**26),
+}
+_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_seq_max", "n_threads", "speculation"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is made of. Raises InvalidConfigError, naming the field, for values that make no sense."""
+
+    model: str
+    """Path of a GGUF file (a Path too), or the name of a packaged model ("smollm2")."""
+    draft: str | None = None
+    """A draft model with the same vocabulary, named the same way."""
+    n_ctx: int | None = None
+    """KV cells, all sequences together. None: the model's training context, at most DEFAULT_MAX_N_CTX."""
+    mtp: bool | None = None
+    """Let the model's own MTP (NextN) head draft. True: or refuse to load, saying why. None: where it has a head that
+    can, speculation is on and there is no `draft`.
+    """
+    draft_n_ctx: int | None = None
+    """KV cells of the draft model or MTP head. None: as many as the target's, at most its training context."""
+    max_num_batched_tokens: int = 512
+    """Rows of one step at most (llama.cpp's n_batch)."""
+    n_ubatch: int = 512
+    """Rows computed at a time inside a step."""
+    max_num_seqs: int = 16
+    """Requests that run at the same time."""
+    n_seq_max: int | None = None
+    """Sequence ids: running requests and cached prefixes together. None: DEFAULT_N_SEQ_MAX, or a few more than
+    max_num_seqs for recurrent and hybrid models, which hold a whole state for each id.
+    """
+    max_queue: int = 2**31 - 1
+    """Requests that may wait; one more is refused."""
+    n_threads: int | None = None
+    """CPU threads. None: the physical cores this process may run on."""
+    n_gpu_layers: int = -1
+    """Layers on the GPU where llama.cpp has one; -1 all."""
+    speculation: int | Literal["auto", "off"] | None = None
+    """"auto": drafts go where measured costs and acceptance say they pay, zero included. A number: so many drafted
+    tokens a step and sequence at most, whatever they cost; 0 is "off". None: "auto" with `draft`,
+    `mtp` or `drafter`, off without.
+    Requests may ask for less (SamplingParams.speculation).
+    """
+    drafter: str | Drafter | DrafterFactory | None = None
+    """A drafter of your own beside Forerun's: "module:factory", a factory, or the drafter itself (docs/drafters.md)."""
+    suffix_tokens: int = 2**20
+    """Tokens of past outputs that are kept to draft from, 36 bytes each; 0 none."""
+    synthetic_acceptance: float | None = None
+    """For measuring only: each drafted token is accepted with this probability (0 to 1), whatever the model says. Costs
+    are real, answers are not, and every output says so. Without a draft model a dummy drafts, as much as it may;
+    `speculation` is then "auto" where nothing is said.
+    """
+    verification: Literal["auto", "match", "rejection"] = "auto"
+    """How a draft model's proposals are verified where a request samples and gives no seed: "match" them with what is
+    chosen anyway, by "rejection" sampling, which accepts a little more, or "auto": by what has been accepting more.
+    """
+    recalibrate: bool = False
+    """Measure costs again, also where they are known of this model, build and machine."""
+    reuse_prefixes: bool = True
+    """False computes every prompt from scratch."""
+    checks_integrity: bool = False
+    """Check every owner's bookkeeping whenever the engine goes idle."""
+
+    def __post_init__(self) -> None:
+        for name in ("model", "draft"):
+            object.__setattr__(self, name, _file_name(name, getattr(self, name)))
+        for name, (low, high) in _LIMITS.items():
+            if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
+                _check(name, getattr(self, name), low, high)
+        _check_share("synthetic_acceptance", self.synthetic_acceptance)
+        if self.mtp is not None and not isinstance(self.mtp, bool):
+            _refuse("mtp", f"must be true, false or None, got {self.mtp!r}")
+        if self.mtp and self.draft is not None:
+            _refuse("mtp", f"there is the draft model {self.draft} already; give one of the two")
+        if self.mtp and not self.draft_tokens:
+            _refuse("mtp", "an MTP head drafts, but speculation is 0")
+        if self.verification not in list(Verification):
+            _refuse("verification", f"must be one of {', '.join(Verification)}, got {self.verification!r}")
+        if self.n_seq_max is not None and self.max_num_seqs > self.n_seq_max:
+            _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            rows = f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
+            _refuse("max_num_seqs", f"is {self.max_num_seqs}, but a step holds only {rows}")
+
+    def sequence_ids(self, *, has_state: bool) -> int:
+        """Ids of requests and cached prefixes: cheap where memory is cells, a whole state each where it is one."""
+        if self.n_seq_max is not None:
+            return self.n_seq_max
+        if not has_state:
+            return max(DEFAULT_N_SEQ_MAX, self.max_num_seqs)
+        return min(self.max_num_seqs + _IDLE_STATES, max(MAX_SEQUENCE_IDS - self.max_num_seqs, self.max_num_seqs))
+
+    def native_ids(self, *, has_state: bool) -> int:
+        """Ids that a context needs: with a state, one more for each request whose drafts may have to be taken back.
+
+        Raises InvalidConfigError where llama.cpp has not so many.
+        """
+        ids = self.sequence_ids(has_state=has_state)
+        if not has_state or not self.draft_tokens:
+            return ids
+        if ids + self.max_num_seqs > MAX_SEQUENCE_IDS:
+            _refuse(
+                "n_seq_max",
+                f"is {ids}; with speculation, a recurrent or hybrid model needs max_num_seqs = {self.max_num_seqs} ids "
+                f"beside it to take rejected drafts back, and there are {MAX_SEQUENCE_IDS} in all",
+            )
+        return ids + self.max_num_seqs
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafted tokens a step and sequence at most."""
+        if self.drafts_by_gain:
+            return MAX_AUTO_DRAFT_TOKENS
+        return self.speculation if isinstance(self.speculation, int) else 0
+
+    @property
+    def drafts_by_gain(self) -> bool:
+        """Whether draft lengths follow measured costs."""
+        drafters = (self.draft, self.mtp or None, self.drafter, self.synthetic_acceptance)
+        has_drafter = any(given is not None for given in drafters)
+        return self.speculation == AUTO or (self.speculation is None and has_drafter)
+
+
+def _file_name(name: str, value: object) -> str | None:
+    """A name or path as text: callers may give a Path."""
+    if value is None and name == "draft":
+        return None
+    if not isinstance(value, str | os.PathLike):
+        _refuse(name, f"must be a path or a known name, got {value!r}")
+    return os.fsdecode(value)
+
+
+def _check(name: str, value: object, low: int, high: int) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(name, f"must be a whole number, got {value!r}")
+    if not low <= value <= high:
+        _refuse(name, f"must lie between {low} and {high}, got {value}")
+
+
+def _is_number(name: str, value: object, words: tuple[str, ...]) -> bool:
+    """Whether a value is to be checked as a number; False for one of `words`."""
+    if isinstance(value, str) and value not in words:
+        _refuse(name, f"must be a whole number or one of {', '.join(map(repr, words))}, got {value!r}")
+    return not isinstance(value, str)
+
+
+def _check_share(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(name, f"must be a number, got {value!r}")
+    if not 0 <= value <= 1:  # also refuses NaN
+        _refuse(name, f"must lie between 0 and 1, got {value}")
+
+
+def _refuse(name: str, message: str) -> NoReturn:
+    raise InvalidConfigError(name, message)
