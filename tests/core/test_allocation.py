@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forerun.core.allocation import DraftOption, FixedDraftAllocator, GainAllocator, StepLoad
@@ -89,6 +89,12 @@ def test_a_fixed_length_is_shared_equally_when_rows_are_short() -> None:
     assert FixedDraftAllocator(4).allocate(options, 100, load(4)) == [4, 4, 0, 4]
 
 
+def hopeful(option: DraftOption) -> int:
+    """Tokens that are looked at: those less likely than 0.02 are left out."""
+    return sum(chance >= 0.02 for chance in option.chances)
+
+
+@example([(0.01953125, 1)], 1, GPU)
 @given(
     st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 4)), min_size=1, max_size=3),
     st.integers(0, 8),
@@ -100,10 +106,10 @@ def test_nothing_beats_what_was_allocated(drawn: list[tuple[float, int]], spare:
     assert sum(allocated) <= spare
     best = max(
         speed(costs, options, list(lengths))
-        for lengths in itertools.product(*(range(len(o.chances) + 1) for o in options))
+        for lengths in itertools.product(*(range(hopeful(o) + 1) for o in options))
         if sum(lengths) <= spare
     )
-    assert speed(costs, options, allocated) == pytest.approx(best, rel=0.01), "but for tokens that are hopeless"
+    assert speed(costs, options, allocated) == pytest.approx(best)
 
 
 @given(st.integers(1, 8), st.integers(0, 64), st.floats(0.0, 0.99))
