@@ -36,4 +36,5 @@ def run() -> Figures:
         "curve_allows": allowed,
         "curve_allows_at": length,
         "share_of_allowed": spread([ratio / allowed for ratio in ratios]),
+        "measured_costs": curves.target.as_json(),
     }
