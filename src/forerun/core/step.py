@@ -20,6 +20,7 @@ from forerun.core.origins import Origins, first
 from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
 from forerun.core.request import Request, TokenLogprobs
 from forerun.core.sampling import SamplingContext, TokenDistribution
+from forerun.core.segment import SegmentHeader, StoreEvent
 
 # --- memory operations ----------------------------------------------------------
 
@@ -48,7 +49,63 @@ class ForkSequence:
     position: SpeculativePosition
 
 
-KvOperation: TypeAlias = ClearSequence | TruncateSequence | ForkSequence
+@dataclass(frozen=True, slots=True)
+class StoreSegment:
+    """Copy a run of what a sequence holds to the store; the sequence stays as it is.
+
+    Where memory has a state the sequence holds exactly what lies before `header.stop`. Failing costs the copy only.
+    """
+
+    sequence_id: int
+    header: SegmentHeader
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSegment:
+    """Give a sequence that holds what lies before `start` (in each memory) a stored run's part up to `stop`.
+
+    `start` is at or after the segment's own start, `stop` at or before its own stop; with a state both are the same. The
+    draft's memory gets what the segment has of it up to `stop.draft`; it may have less than the target's.
+    """
+
+    sequence_id: int
+    key: str
+    start: SpeculativePosition
+    stop: SpeculativePosition
+
+
+@dataclass(frozen=True, slots=True)
+class DropSegment:
+    """Forget a segment in host memory."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSegment:
+    """Begin to write a segment in host memory to disk."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSegment:
+    """Begin to read a segment from disk into host memory."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveSegment:
+    """Begin to delete a segment on disk."""
+
+    key: str
+
+
+SegmentOperation: TypeAlias = (
+    StoreSegment | RestoreSegment | DropSegment | PersistSegment | FetchSegment | RemoveSegment
+)
+KvOperation: TypeAlias = ClearSequence | TruncateSequence | ForkSequence | SegmentOperation
 
 
 # --- rows ----------------------------------------------------------
@@ -173,6 +230,8 @@ class StepPlan:
     decode: tuple[DecodeRow, ...] = ()
     """In order of sequence id, so that native graphs can be reused."""
     prefill: tuple[PrefillRows | MediaRows, ...] = ()
+    waits_for_store: bool = False
+    """Nothing can be evaluated before the store has finished something: wait for it, a moment at most."""
 
     def sequence_ids(self) -> list[int]:
         """Sequences with target rows in this step."""
@@ -213,6 +272,10 @@ class StepTimes:
     """The target's decode and verification, without rows that were evaluated again after a rejection."""
     draft: float = 0.0
     """Drafting by the draft model, catch-up included."""
+    storing: float = 0.0
+    """Copying segments to the store."""
+    restoring: float = 0.0
+    """Copying segments back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +292,10 @@ class StepResult:
     times: StepTimes = StepTimes()
     held_from: Mapping[int, int] = field(default_factory=dict)
     """First native position that is still there, of every sequence whose sliding window has lost some."""
+    stored: Mapping[str, int] = field(default_factory=dict)
+    """Bytes in host memory of each segment the plan stores, also of a failed step's; 0 where that failed."""
+    store_events: tuple[StoreEvent, ...] = ()
+    """What the store finished in the background."""
 
 
 class Runner(Protocol):
