@@ -28,10 +28,10 @@ def naive_match(contents: dict[int, PromptLayout], prompt: PromptLayout) -> Matc
     return [(depth, frozenset(owner for owner, its in shared.items() if its == depth)) for depth in depths]
 
 
-def match(tree: PrefixTree, prompt: PromptLayout) -> Matches:
+def match(tree: PrefixTree[str], prompt: PromptLayout, scope: str = "") -> Matches:
     seen: set[int] = set()
     result: Matches = []
-    for depth, owners in tree.match(prompt):
+    for depth, owners, _ in tree.match(prompt, scope):
         fresh = frozenset(owners - seen)
         assert owners >= seen, "owners of a deeper match are among those of a shallower one"
         if fresh:
@@ -43,7 +43,9 @@ def match(tree: PrefixTree, prompt: PromptLayout) -> Matches:
 class TreeAgainstDict(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.tree = PrefixTree()
+        self.tree: PrefixTree[str] = PrefixTree()
+        self.runs: dict[str, tuple[PromptLayout, int, str | None]] = {}
+        """Of each run: all that lies before its end, where it starts, and the run it goes on from."""
         self.contents: dict[int, PromptLayout] = {}
 
     @rule(owner=owners, layout=layouts)
@@ -74,6 +76,37 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.tree.remove(owner)
         del self.contents[owner]
 
+    @rule(content=layouts, data=st.data())
+    def place(self, content: PromptLayout, data: st.DataObject) -> None:
+        """A run at the start of a prompt, or one that goes on from somewhere in another one."""
+        after = data.draw(st.sampled_from([None, *sorted(self.runs)]))
+        before, start = PromptLayout(), 0
+        if after is not None:
+            whole, begin, _ = self.runs[after]
+            cut = whole.boundary_at_or_after(data.draw(st.integers(begin + 1, whole.logical_tokens)))
+            assert cut is not None
+            before, start = whole.prefix(cut), cut.logical_tokens
+        if content.logical_tokens:
+            name = f"run {len(self.runs)} {data.draw(st.integers(0, 10**9))}"
+            self.tree.place(name, content.segments, start, after)
+            self.runs[name] = (before.extended(content.segments), start, after)
+
+    @rule()
+    def displace_all_leaves(self) -> None:
+        parents = {after for _, _, after in self.runs.values()}
+        for name in self.runs.keys() - parents:
+            self.tree.displace(name)
+            del self.runs[name]
+
+    @invariant()
+    def runs_are_found_where_they_lie(self) -> None:
+        for prompt, _, _ in self.runs.values():
+            found = {depth: runs for depth, _, runs in self.tree.match(prompt)}
+            for name, (layout, start, _) in self.runs.items():
+                shared = layout.common_prefix(prompt).logical_tokens
+                depths = {depth for depth, runs in found.items() if name in runs}
+                assert max(depths, default=0) == (shared if shared > start else 0)
+
     @rule(prompt=layouts)
     def look_up(self, prompt: PromptLayout) -> None:
         assert match(self.tree, prompt) == naive_match(self.contents, prompt)
@@ -96,7 +129,10 @@ class TreeAgainstDict(RuleBasedStateMachine):
         for owner in list(self.contents):
             self.tree.remove(owner)
             self.tree.check_integrity()
-        assert not self.tree._root.children, "an empty tree has no nodes left"
+        while self.runs:
+            self.displace_all_leaves()
+            self.tree.check_integrity()
+        assert not self.tree._roots, "an empty tree has no nodes left"
 
 
 TestTreeAgainstDict = TreeAgainstDict.TestCase
@@ -108,7 +144,7 @@ def test_an_edge_that_outgrew_its_limit_goes_on_in_a_child(steps: list[tuple[int
     contents = dict.fromkeys(range(3), PromptLayout())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(radix, "_JOIN_LIMIT", 3)
-        tree = PrefixTree()
+        tree: PrefixTree[str] = PrefixTree()
         for owner in contents:
             tree.insert(owner, PromptLayout())
         for owner, tokens in steps:
@@ -125,7 +161,7 @@ def test_whoever_leaves_the_others_are_still_found() -> None:
     longest = every[-8:]
     for contents in itertools.combinations_with_replacement(every, 3):
         for leaving in range(3):
-            tree, left = PrefixTree(), dict(enumerate(contents))
+            tree, left = PrefixTree[str](), dict(enumerate(contents))
             for owner, layout in left.items():
                 tree.insert(owner, layout)
             tree.remove(leaving)
@@ -136,7 +172,7 @@ def test_whoever_leaves_the_others_are_still_found() -> None:
 
 
 def test_inserting_again_replaces_what_was_there() -> None:
-    tree = PrefixTree()
+    tree: PrefixTree[str] = PrefixTree()
     tree.insert(1, PromptLayout.of_text([1, 2, 3]))
     tree.insert(1, PromptLayout.of_text([4]))
     assert match(tree, PromptLayout.of_text([1, 2, 3])) == []
@@ -144,7 +180,7 @@ def test_inserting_again_replaces_what_was_there() -> None:
 
 
 def test_generated_tokens_never_reach_those_who_shared_the_prompt() -> None:
-    tree = PrefixTree()
+    tree: PrefixTree[str] = PrefixTree()
     prompt = PromptLayout.of_text([1, 2])
     tree.insert(1, prompt)
     tree.insert(2, prompt)
@@ -156,9 +192,33 @@ def test_generated_tokens_never_reach_those_who_shared_the_prompt() -> None:
 
 
 def test_a_caller_who_holds_the_extension_cannot_change_the_tree() -> None:
-    tree = PrefixTree()
+    tree: PrefixTree[str] = PrefixTree()
     grown = np.array([3, 4], np.int32)
     tree.insert(1, PromptLayout.of_text([1]))
     tree.extend(1, PromptSegment.text(grown))
     grown[:] = 9
     assert match(tree, PromptLayout.of_text([1, 3, 4]))[0][0] == 3
+
+
+def test_nothing_is_found_under_another_scope() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    prompt = PromptLayout.of_text([1, 2, 3])
+    tree.insert(1, prompt, "one")
+    tree.place("run", prompt.segments, 0, None, "one")
+    assert match(tree, prompt, "one") == [(3, frozenset({1}))]
+    assert match(tree, prompt, "two") == match(tree, prompt) == []
+    tree.remove(1)
+    assert [found.runs for found in tree.match(prompt, "one")] == [{"run"}]
+    tree.displace("run")
+    assert not tree._roots
+
+
+def test_a_run_that_branches_off_cuts_the_edge_it_leaves() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    tree.place("a", PromptLayout.of_text([1, 2, 3, 4]).segments, 0, None)
+    tree.place("b", PromptLayout.of_text([9, 8]).segments, 2, "a")
+    found = [(depth, set(runs)) for depth, _, runs in tree.match(PromptLayout.of_text([1, 2, 9, 8, 7]))]
+    assert found == [(4, {"b"}), (2, {"a"})]
+    tree.displace("b")
+    assert [(depth, set(runs)) for depth, _, runs in tree.match(PromptLayout.of_text([1, 2, 3, 4]))] == [(4, {"a"})]
+    tree.check_integrity()

@@ -17,7 +17,7 @@ from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
 from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
-from forerun.core.step import FailureKind, ForkSequence, StepFailure, StepPlan
+from forerun.core.step import FailureKind, StepFailure, StepPlan, changed_sequence
 from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
 
 VOCABULARY = FakeVocabulary()
@@ -184,10 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_what_the_bookkeeping_says(self) -> None:
         pool = self.scheduler.pool
-        changing = {
-            operation.target_id if isinstance(operation, ForkSequence) else operation.sequence_id
-            for operation in pool.pending_operations
-        } | pool.quarantined
+        changing = {changed_sequence(operation) for operation in pool.pending_operations} | pool.quarantined
         for sequence_id in set(range(self.config.n_seq_max)) - changing:
             assert self.runner.memory.held(sequence_id) == pool.target_cells.held(sequence_id)
             if self.runner.drafter is not None:

@@ -82,7 +82,7 @@ class SequencePool:
         self._quarantined: set[int] = set()
         self._stale: set[int] = set()
         """Leased ids whose content must not be reused."""
-        self._tree = PrefixTree()
+        self._tree: PrefixTree[str] = PrefixTree()
         self._operations: list[KvOperation] = []
         self._size = sequences
 
@@ -142,7 +142,7 @@ class SequencePool:
         """The best source of a prefix of `prompt` among idle and running sequences, without taking it."""
         best = best_id = promised_by = -1
         promised = 0
-        for depth, owners in self._tree.match(prompt):
+        for depth, owners, _ in self._tree.match(prompt):
             if depth <= best:
                 break
             for owner in owners:

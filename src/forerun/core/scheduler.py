@@ -28,7 +28,6 @@ from forerun.core.speculation import DraftPlanner, Drafts
 from forerun.core.step import (
     DecodeRow,
     Drafter,
-    ForkSequence,
     MediaRows,
     PrefillRows,
     SequenceResult,
@@ -36,6 +35,7 @@ from forerun.core.step import (
     StepPlan,
     StepResult,
     Vocabulary,
+    changed_sequence,
 )
 from forerun.core.suffix import SuffixIndex
 from forerun.core.synthetic import RepeatingDrafter
@@ -433,9 +433,7 @@ def _is_ready(state: RequestState) -> bool:
 
 def _touched(plan: StepPlan) -> list[int]:
     """Sequences whose memory a failed step leaves unknown, each once, in order."""
-    ids = [
-        operation.target_id if isinstance(operation, ForkSequence) else operation.sequence_id
-        for operation in plan.operations
-    ]
+    changed = [changed_sequence(operation) for operation in plan.operations]
+    ids = [sequence_id for sequence_id in changed if sequence_id is not None]
     ids += [fill.sequence_id for fill in plan.draft_fills]
     return list(dict.fromkeys([*ids, *plan.sequence_ids()]))

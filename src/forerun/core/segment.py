@@ -7,8 +7,8 @@ parent, at the parent's end or, where two conversations part, before it:
                          └─ at 700 ──► [700 ... 1212)           another one with the same first 700 tokens
 
 To restore 1,212 tokens of the second one: all of the first segment, [512, 700) of the second, all of the third. Where
-memory has a state (recurrent, hybrid) each segment ends with the state at its stop, so that it is a checkpoint too: it is
-restored whole, and a child starts exactly where its parent stops.
+memory has a state (recurrent, hybrid) each segment ends with the state at its stop, so that it is a checkpoint too: it
+is restored whole, and a child starts exactly where its parent stops.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class StoreSegment:
 class RestoreSegment:
     """Give a sequence that holds what lies before `start` (in each memory) a stored run's part up to `stop`.
 
-    `start` is at or after the segment's own start, `stop` at or before its own stop; with a state both are the same. The
-    draft's memory gets what the segment has of it up to `stop.draft`; it may have less than the target's.
+    `start` is at or after the segment's own start, `stop` at or before its own stop; with a state both are the same.
+    The draft's memory gets what the segment has of it up to `stop.draft`; it may have less than the target's.
     """
 
     sequence_id: int
@@ -106,6 +106,16 @@ SegmentOperation: TypeAlias = (
     StoreSegment | RestoreSegment | DropSegment | PersistSegment | FetchSegment | RemoveSegment
 )
 KvOperation: TypeAlias = ClearSequence | TruncateSequence | ForkSequence | SegmentOperation
+
+
+def changed_sequence(operation: KvOperation) -> int | None:
+    """The sequence whose memory an operation changes, if any."""
+    match operation:
+        case ClearSequence(sequence_id) | TruncateSequence(sequence_id) | RestoreSegment(sequence_id):
+            return sequence_id
+        case ForkSequence(_, target_id):
+            return target_id
+    return None
 
 
 # --- rows ----------------------------------------------------------
