@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,25 +26,40 @@ from numpy.typing import NDArray
 from forerun.core.costs import StepCosts
 from forerun.core.history import TokenHistory
 from forerun.core.memory import DENSE, MemoryKind
+from forerun.core.prefix import PromptCheckpointState
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.race import uniform
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.sampling import BrokenLogitsError, SamplingContext, TokenDistribution, draft_token, sample
+from forerun.core.segment import (
+    SegmentHeader,
+    SegmentSizes,
+    SegmentStore,
+    StoredSegment,
+    StoreEvent,
+    StoreEventKind,
+)
 from forerun.core.speculation import rows_by_depth
 from forerun.core.step import (
     ClearSequence,
     DecodeRow,
     DraftRequest,
+    DropSegment,
     FailureKind,
+    FetchSegment,
     ForkSequence,
     KvOperation,
     MediaRows,
+    PersistSegment,
     Proposal,
+    RemoveSegment,
+    RestoreSegment,
     SequenceResult,
     StepFailure,
     StepPlan,
     StepResult,
     StepTimes,
+    StoreSegment,
     TruncateSequence,
     Vocabulary,
 )
@@ -196,6 +211,37 @@ class FakeMemory:
         """Whether all cells are there that a token at `position` looks at."""
         return not self.kind.window or self._first.get(sequence_id, 0) <= max(0, position - self.kind.window + 1)
 
+    def export(self, sequence_id: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The cells at positions [start, stop): where from, then position, digest and the digest before, of each.
+
+        A state belongs to the end of a sequence: with one, `stop` must be there.
+        """
+        cells = self._sequences.get(sequence_id, [])
+        if self.kind.has_state and stop != self.next_position(sequence_id):
+            raise FakeMemoryError(f"the state of sequence {sequence_id} at {stop} is not known any more")
+        before = [0, *(cell.digest for cell in cells)]
+        rows = [(c.position, c.digest, before[i]) for i, c in enumerate(cells) if start <= c.position < stop]
+        first = max(self._first.get(sequence_id, 0), start)
+        return np.array([(start, stop, first), *rows], np.int64)
+
+    def restore(self, sequence_id: int, exported: NDArray[np.int64], start: int, stop: int) -> None:
+        """Give a sequence that holds what lies before `start` the exported cells up to `stop`."""
+        begin, end, first = exported[0].tolist()
+        if self.next_position(sequence_id) != start or not begin <= start <= stop <= end:
+            raise FakeMemoryError(f"sequence {sequence_id} cannot be given [{start}, {stop}) of [{begin}, {end})")
+        if self.kind.has_state and (start, stop) != (begin, end):
+            raise FakeMemoryError(f"a state cannot be cut: [{start}, {stop}) of [{begin}, {end})")
+        rows = [row for row in exported[1:].tolist() if start <= row[0] < stop]
+        if self.used + len(rows) > self.capacity:
+            raise FakeMemoryError(f"{len(rows)} cells wanted, {self.capacity - self.used} of {self.capacity} free")
+        follows = not rows or rows[0][2] == self.digest(sequence_id)
+        cells = self._sequences.setdefault(sequence_id, [])
+        cells.extend(_Cell(position, digest if follows else _GARBAGE) for position, digest, _ in rows)
+        self._ends[sequence_id] = stop
+        self.used += len(rows)
+        if self.kind.window and first > begin:
+            self._first[sequence_id] = max(self._first.get(sequence_id, 0), min(first, stop))
+
     def _spoil_if_unsound(self, sequence_id: int, position: int) -> None:
         """Cells that the next token looks at are gone: whatever is computed from here on is wrong."""
         if not position:
@@ -283,6 +329,105 @@ class FakeDrafter:
         return draft_token(logits, request.sampling, proposed)
 
 
+class FakeStore:
+    """Implements core.segment.SegmentStore in two dicts.
+
+    `faults` is asked with "put", "persist", "fetch" or "get" and the key, and says what goes wrong; events come with
+    the next `take_events` but `delay`. `scan` gives what is on the fake disk, for an engine that starts again.
+    """
+
+    def __init__(
+        self, capacity: int = 2**40, faults: Callable[[str, str], bool] = lambda _kind, _key: False, delay: int = 0
+    ) -> None:
+        self.host: dict[str, tuple[SegmentHeader, PromptCheckpointState]] = {}
+        self.disk: dict[str, tuple[SegmentHeader, PromptCheckpointState]] = {}
+        self.capacity = capacity
+        self.faults = faults
+        self.is_closed = False
+        self._delay = delay
+        self._calls = 0
+        self._pending: list[tuple[int, StoreEvent]] = []
+        self._fetched: dict[str, tuple[SegmentHeader, PromptCheckpointState]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in host memory."""
+        return sum(len(state.state) for _, state in self.host.values())
+
+    def put(self, header: SegmentHeader, state: PromptCheckpointState) -> int:
+        if self.faults("put", header.key) or self.nbytes + len(state.state) > self.capacity:
+            return 0
+        self.host[header.key] = (header, state)
+        return len(state.state)
+
+    def get(self, key: str) -> PromptCheckpointState:
+        if self.faults("get", key):
+            raise KeyError(key)
+        return self.host[key][1]
+
+    def drop(self, key: str) -> None:
+        self.host.pop(key, None)
+        self._fetched.pop(key, None)
+
+    def persist(self, key: str) -> None:
+        if key not in self.host or self.faults("persist", key):
+            self._later(StoreEvent(StoreEventKind.PERSIST_FAILED, key))
+        else:
+            self.disk[key] = self.host[key]
+            self._later(StoreEvent(StoreEventKind.PERSISTED, key, len(self.disk[key][1].state)))
+
+    def fetch(self, key: str) -> None:
+        if key not in self.disk or self.faults("fetch", key):
+            self.disk.pop(key, None)
+            self._later(StoreEvent(StoreEventKind.FETCH_FAILED, key))
+        else:
+            self._fetched[key] = self.disk[key]
+            self._later(StoreEvent(StoreEventKind.FETCHED, key, len(self.disk[key][1].state)))
+
+    def remove(self, key: str) -> None:
+        self.disk.pop(key, None)
+
+    def _later(self, event: StoreEvent) -> None:
+        self._pending.append((self._calls + self._delay, event))
+
+    def take_events(self) -> list[StoreEvent]:
+        self._calls += 1
+        done = [event for due, event in self._pending if due < self._calls]
+        self._pending = [(due, event) for due, event in self._pending if due >= self._calls]
+        for event in done:
+            fetched = self._fetched.pop(event.key, None) if event.kind is StoreEventKind.FETCHED else None
+            if fetched is not None:
+                self.host[event.key] = fetched
+        return done
+
+    def wait(self, seconds: float) -> None:  # noqa: ARG002
+        self._calls += self._delay
+
+    def scan(self) -> list[StoredSegment]:
+        """What is on disk, as a store that starts finds it."""
+        sizes = [(header, len(state.state)) for header, state in self.disk.values()]
+        return [StoredSegment(header, size, size, float(index)) for index, (header, size) in enumerate(sizes)]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+FAKE_SIZES = SegmentSizes(per_segment=3 * 24, per_token=24, per_draft_token=24)
+"""What FakeRunner's segments take at most: three numbers of 8 bytes for every cell, and for each range of them."""
+
+
+def _packed(*ranges: NDArray[np.int64]) -> bytes:
+    """Exported cells of target and draft as one state: how many rows the first has, then the rows of both."""
+    count = np.array([(len(ranges[0]), 0, 0)], np.int64)
+    return np.concatenate((count, *ranges)).tobytes()
+
+
+def _unpacked(state: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows = np.frombuffer(state, np.int64).reshape(-1, 3)
+    split = 1 + int(rows[0, 0])
+    return rows[1:split], rows[split:]
+
+
 FaultSchedule = Callable[[StepPlan], StepFailure | None]
 
 
@@ -305,8 +450,12 @@ class FakeRunner:
         seconds_per_step: float = 0.01,
         costs: StepCosts | None = None,
         verify: Verify = verify,
+        store: SegmentStore | None = None,
     ) -> None:
         self.memory = FakeMemory(n_ctx, kind)
+        self.store = store
+        self.restored = 0
+        """Target cells that came back from the store."""
         self.drafter = drafter
         self.faults = faults
         self.rows = 0
@@ -320,6 +469,15 @@ class FakeRunner:
         self._verify = verify
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self._stored: dict[str, int] = {}
+        self._unrestorable: list[str] = []
+        result = self._execute(plan)
+        if self.store is not None and plan.waits_for_store:
+            self.store.wait(1.0)
+        events = tuple(self.store.take_events()) if self.store else ()
+        return replace(result, stored=self._stored, unrestorable=tuple(self._unrestorable), store_events=events)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         try:
             self._apply_all(plan.operations)
             failure = self.faults(plan) if self.faults else None
@@ -354,6 +512,8 @@ class FakeRunner:
             raise failure
 
     def _apply(self, operation: KvOperation) -> None:
+        if self.store is not None:
+            self._apply_to_store(operation, self.store)
         memories = [self.memory, *([self.drafter.memory] if self.drafter else [])]
         for index, memory in enumerate(memories):
             match operation:
@@ -363,6 +523,42 @@ class FakeRunner:
                     memory.truncate(sequence_id, position.draft if index else position.target)
                 case ForkSequence(source_id, target_id, position):
                     memory.fork(source_id, target_id, position.draft if index else position.target)
+
+    def _apply_to_store(self, operation: KvOperation, store: SegmentStore) -> None:
+        match operation:
+            case StoreSegment(sequence_id, header):
+                self._stored[header.key] = store.put(header, self._exported(sequence_id, header))
+            case RestoreSegment():
+                self._restore(operation, store)
+            case DropSegment(key):
+                store.drop(key)
+            case PersistSegment(key):
+                store.persist(key)
+            case FetchSegment(key):
+                store.fetch(key)
+            case RemoveSegment(key):
+                store.remove(key)
+
+    def _exported(self, sequence_id: int, header: SegmentHeader) -> PromptCheckpointState:
+        target = self.memory.export(sequence_id, header.start.native_position, header.stop.native_position)
+        if self.drafter is None:
+            return PromptCheckpointState.target(_packed(target))
+        start = header.start.logical_tokens
+        has_draft = header.draft_stop > start
+        draft = self.drafter.memory.export(sequence_id, start, header.draft_stop) if has_draft else target[:0]
+        return PromptCheckpointState.speculative(_packed(target, draft))
+
+    def _restore(self, operation: RestoreSegment, store: SegmentStore) -> None:
+        sequence_id, start, stop = operation.sequence_id, operation.start, operation.stop
+        try:
+            target, draft = _unpacked(store.get(operation.key).state)
+            self.memory.restore(sequence_id, target, start.target, stop.target)
+            self.restored += stop.target - start.target
+            if self.drafter is not None and stop.draft > start.draft:
+                self.drafter.memory.restore(sequence_id, draft, start.draft, stop.draft)
+        except (KeyError, FakeMemoryError) as error:
+            self._unrestorable.append(operation.key)
+            raise FakeMemoryError(f"segment {operation.key} cannot be restored: {error}") from error
 
     def _leave_garbage(self, plan: StepPlan) -> None:
         for sequence_id in plan.sequence_ids():

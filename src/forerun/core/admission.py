@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.pool import PrefixMatch, Sequence, SequencePool
 from forerun.core.running import RequestState, sequence_of
+from forerun.core.tiers import StoredPrefix
 
+_MOST_FETCHES = 2
+"""A request waits so often for the disk: what was fetched may have had to go again by the time it starts."""
 _MIN_SHARED_WAIT = 8
 """A request waits for a prefix that is being computed where that saves at least this many tokens."""
 
@@ -64,13 +68,14 @@ class Admission:
             self._waiting and self._waiting[0] is not self._blocked and len(self._running) < self._config.max_num_seqs
         ):
             state = self._waiting.popleft()
-            if self._still_waits_for_prefix(state):
+            if self._still_waits_for_prefix(state) or self._still_fetches(state):
                 passed_over.append(state)
                 continue
             match = self._lookup(state)
-            if self._should_wait(state, match):
+            if self._should_wait(state, match) or self._fetches(state, match):
                 passed_over.append(state)
                 continue
+            match = self._without_missing(match)
             if not self._admit(state, match, now):
                 passed_over.append(state)
                 self._blocked = state
@@ -91,8 +96,11 @@ class Admission:
             return None
         self._promise_outputs()
         layout = state.layout(state.history.size)
-        match = self._pool.find(layout)
-        return match if match and self._pool.is_worth_reusing(match.promised, layout) else None
+        match = self._pool.find(layout, state.scope)
+        if match is None:
+            return None
+        best = max(match.promised, match.boundary, key=lambda boundary: boundary.logical_tokens)
+        return match if self._pool.is_worth_reusing(best, layout) else None
 
     def _should_wait(self, state: RequestState, match: PrefixMatch | None) -> bool:
         """Single flight: a prefix that a running request is about to hold is not computed a second time."""
@@ -119,24 +127,77 @@ class Admission:
         state.waits_for = None
         return False
 
+    def _fetches(self, state: RequestState, match: PrefixMatch | None) -> bool:
+        """Whether it waits for a prefix from disk, which is asked for if it is not on its way yet."""
+        tiers = self._pool.tiers
+        if tiers is None or match is None or not match.stored.missing or state.fetches == _MOST_FETCHES:
+            return False
+        if not tiers.fetch(match.stored):
+            return False
+        state.fetches += 1
+        state.fetching = match.stored
+        return True
+
+    def _still_fetches(self, state: RequestState) -> bool:
+        if any(part.segment.is_fetching for part in state.fetching.parts):
+            return True
+        state.fetching = StoredPrefix()
+        return False
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a waiting request goes on once something was read from disk."""
+        return any(state.fetching.parts for state in self._waiting)
+
+    def _without_missing(self, match: PrefixMatch | None) -> PrefixMatch | None:
+        """What of a match can be had at once."""
+        tiers = self._pool.tiers
+        if tiers is None or match is None or not match.stored.missing:
+            return match
+        return replace(match, stored=tiers.at_hand(match.stored))
+
     def _admit(self, state: RequestState, match: PrefixMatch | None, now: float) -> bool:
         layout = state.layout(state.history.size)
         if match is not None and not self._pool.is_worth_reusing(match.boundary, layout):
             match = None
         if self._running and not self._fits(state, match):
             return False
-        sequence = self._pool.acquire_matching(layout, match=match) if match else self._pool.acquire()
+        sequence = self._pool.acquire_matching(layout, state.scope, match=match) if match else self._pool.acquire()
         if sequence is None:
             return False
         self._start(state, sequence, now)
+        if self._pool.tiers is not None and self._config.reuse_prefixes:
+            self._count_restored(state, sequence, match)
+            if self._config.memory.has_state:
+                state.choose_checkpoints(self._pool.known_tokens(layout, state.scope))
+            self._pool.note_use(layout, state.scope, state.computed)
         return True
+
+    def _count_restored(self, state: RequestState, sequence: Sequence, match: PrefixMatch | None) -> None:
+        """Where the cached part of a prompt came from; once, as for `cached`."""
+        tiers = self._pool.tiers
+        if tiers is None or state.has_counted_cache:
+            return
+        state.has_counted_cache = True
+        held = sequence.restored_from
+        for part in match.stored.parts if match and held else ():
+            assert held is not None
+            tokens = max(part.stop.logical_tokens - max(part.start.logical_tokens, held.logical_tokens), 0)
+            if part.segment.was_fetched:
+                state.cached_disk += tokens
+            else:
+                state.cached_host += tokens
+        if tiers.rates.prefill_ms is not None:
+            resident = (state.cached or 0) - state.cached_host - state.cached_disk
+            saved = tiers.rates.saving(state.cached_host, state.cached_disk)
+            state.cached_ms = saved + resident * tiers.rates.prefill_ms
 
     def _fits(self, state: RequestState, match: PrefixMatch | None) -> bool:
         """Whether the request can be computed without pushing out those that run."""
-        reused = match.boundary.logical_tokens if match else 0
+        reused = match.resident.logical_tokens if match else 0
         promised_cells = sum(running.remaining for running in self._running.values())
         available = self._pool.available_cells - promised_cells
-        if match is not None and match.source_id not in self._running:
+        if reused and match is not None and match.source_id not in self._running:
             available -= reused
         return state.history.size - reused + 1 <= available
 
@@ -148,6 +209,6 @@ class Admission:
         if state.admitted_at is None:
             state.admitted_at = now
         if self._config.reuse_prefixes:
-            self._pool.promise(sequence, state.layout(state.history.size))
+            self._pool.promise(sequence, state.layout(state.history.size), state.scope)
             state.promised = state.history.size
         self._running[sequence.id] = state

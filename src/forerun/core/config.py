@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.pool import DEFAULT_MIN_PREFIX_SIMILARITY, DEFAULT_MIN_PREFIX_TOKENS
+from forerun.core.segment import SegmentSizes
 
 MODEL_DRAFTER = "draft"
 
@@ -57,6 +58,16 @@ class SchedulerConfig:
     min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS
     synthetic_acceptance: float | None = None
     """Drafts are accepted with this probability, whatever the model says: only costs are real then."""
+    cache_ram: int = 0
+    """Bytes of KV kept in host memory; 0: idle prefixes stay in the pool alone."""
+    cache_disk: int = 0
+    """Bytes of KV kept on disk."""
+    retention: str = "value"
+    """What goes when they are full: a name in core.value.POLICIES."""
+    segment_sizes: SegmentSizes = SegmentSizes()  # noqa: RUF009 (a value)
+    """What a stored segment takes."""
+    model_key: str = ""
+    """Covers all that KV depends on, prompt and adapters aside."""
     reuse_prefixes: bool = True
     """False computes every prompt from scratch: the reference that reuse is compared with."""
 
@@ -64,7 +75,7 @@ class SchedulerConfig:
         for name in ("n_ctx", "n_seq_max", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("speculation", "suffix_tokens", "draft_n_ctx", "min_prefix_tokens"):
+        for name in ("speculation", "suffix_tokens", "draft_n_ctx", "min_prefix_tokens", "cache_ram", "cache_disk"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("min_prefix_similarity", "synthetic_acceptance"):

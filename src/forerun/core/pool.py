@@ -11,17 +11,21 @@ its next plan with `take_operations`. The cell ledgers describe the memory as it
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from forerun.core.cells import CellLedger
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prefix import PromptCheckpoint, ReusablePrefix, leave_one_to_evaluate
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition, Tokens
-from forerun.core.radix import PrefixTree
+from forerun.core.radix import Match, PrefixTree
 from forerun.core.step import ClearSequence, ForkSequence, KvOperation, TruncateSequence
+from forerun.core.tiers import KvSegment, PrefixTiers, StoredPrefix
 
 DEFAULT_MIN_PREFIX_SIMILARITY = 0.1
 DEFAULT_MIN_PREFIX_TOKENS = 64
+_NONE = -1
+"""Nothing of the draft's memory is restored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,16 +38,27 @@ class Sequence:
     """The sequence it was forked from; None where it was empty or taken over."""
     checkpoint: PromptCheckpoint | None = None
     """The deepest checkpoint at or before `reused`, for memories that need one."""
+    restored_from: PromptBoundary | None = None
+    """What lies between here and `reused` came from the tiers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The best source for a prompt: `boundary` can be reused now, `promised` once a running sequence gets there."""
+    """The best sources for a prompt: what is in memory, what is stored, and what a running sequence will get to."""
 
-    source_id: int
-    boundary: PromptBoundary
-    promised: PromptBoundary
-    promised_by: int
+    source_id: int = -1
+    """The sequence that holds most of it; -1 where none holds any."""
+    resident: PromptBoundary = PromptBoundary.START
+    """What can be taken from there now."""
+    promised: PromptBoundary = PromptBoundary.START
+    promised_by: int = -1
+    stored: StoredPrefix = field(default_factory=StoredPrefix)
+    """What the tiers hold, where that is more and worth restoring."""
+
+    @property
+    def boundary(self) -> PromptBoundary:
+        """What can be reused now."""
+        return max(self.resident, self.stored.boundary, key=lambda boundary: boundary.logical_tokens)
 
 
 class SequencePool:
@@ -64,6 +79,7 @@ class SequencePool:
         draft_memory: MemoryKind = DENSE,
         min_prefix_similarity: float = DEFAULT_MIN_PREFIX_SIMILARITY,
         min_prefix_tokens: int = DEFAULT_MIN_PREFIX_TOKENS,
+        tiers: Callable[[PrefixTree[KvSegment], Callable[[KvOperation], None]], PrefixTiers] | None = None,
     ) -> None:
         if sequences < 1:
             raise ValueError(f"a pool has at least one sequence, got {sequences}")
@@ -82,8 +98,14 @@ class SequencePool:
         self._quarantined: set[int] = set()
         self._stale: set[int] = set()
         """Leased ids whose content must not be reused."""
-        self._tree: PrefixTree[str] = PrefixTree()
+        self._tree: PrefixTree[KvSegment] = PrefixTree()
         self._operations: list[KvOperation] = []
+        self.tiers = None if tiers is None else tiers(self._tree, self._operations.append)
+        """Where else prefixes can be; None where they are kept in memory alone."""
+        self._rent = 0.0
+        """Milliseconds that each idle cell has cost others so far."""
+        self._due: dict[int, float] = {}
+        """The rent at which an idle prefix has cost others as much as restoring it would."""
         self._size = sequences
 
     # --- acquiring ----------------------------------------------------------
@@ -94,20 +116,31 @@ class SequencePool:
             return None
         return self._lease(Sequence(heapq.heappop(self._free)))
 
-    def acquire_matching(self, prompt: PromptLayout, *, match: PrefixMatch | None = None) -> Sequence | None:
+    def acquire_matching(
+        self, prompt: PromptLayout, scope: str = "", *, match: PrefixMatch | None = None
+    ) -> Sequence | None:
         """A sequence for `prompt` that already holds what can be reused of it; None where all ids are leased.
 
         An idle source is taken over where nothing reusable is lost by that: where all it holds, but for a last token
         that would have to be evaluated again anyway, is part of the prompt. Otherwise the source is forked and stays.
-        `match` saves a second lookup: the result of `find` for the same prompt, with nothing done in between.
+        What the tiers hold beyond that is restored. `match` saves a second lookup: the result of `find` for the same
+        prompt, with nothing done in between.
         """
-        match = match or self.find(prompt)
+        match = match or self.find(prompt, scope)
         if match is None or not self.is_worth_reusing(match.boundary, prompt):
+            return self.acquire()
+        sequence = self._acquire_resident(match)
+        return sequence and self._restore(sequence, match.stored)
+
+    def _acquire_resident(self, match: PrefixMatch) -> Sequence | None:
+        """A sequence with what is in memory of a match."""
+        is_replaced = self.memory.has_state and match.stored.parts  # a state is restored whole
+        if is_replaced or not match.resident.logical_tokens:
             return self.acquire()
         source = self._idle.get(match.source_id)
         if source is not None:
             self._touch(match.source_id)
-            is_contained = source.layout.logical_tokens - match.boundary.logical_tokens <= 1
+            is_contained = source.layout.logical_tokens - match.resident.logical_tokens <= 1
             if is_contained and not (self.memory.has_state and self._free):  # a state can be forked nowhere else
                 return self._take_over(match)
         if not self._free and not self._evict_one(keep=match.source_id):
@@ -121,12 +154,12 @@ class SequencePool:
     def _take_over(self, match: PrefixMatch) -> Sequence:
         prefix = self._idle.pop(match.source_id)
         self._tree.remove(match.source_id)
-        self._truncate(match.source_id, match.boundary)
-        checkpoint = prefix.checkpoint_at_or_before(match.boundary)
-        return self._lease(Sequence(match.source_id, match.boundary, checkpoint=checkpoint))
+        self._truncate(match.source_id, match.resident)
+        checkpoint = prefix.checkpoint_at_or_before(match.resident)
+        return self._lease(Sequence(match.source_id, match.resident, checkpoint=checkpoint))
 
     def _fork(self, match: PrefixMatch) -> Sequence:
-        source, boundary, target = match.source_id, match.boundary, heapq.heappop(self._free)
+        source, boundary, target = match.source_id, match.resident, heapq.heappop(self._free)
         self.target_cells.fork(source, target, boundary.logical_tokens)
         draft = self._draft_kept(source, boundary.logical_tokens)
         self.draft_cells.fork(source, target, draft)
@@ -136,13 +169,39 @@ class SequencePool:
         checkpoint = prefix.checkpoint_at_or_before(boundary) if prefix else None
         return self._lease(Sequence(target, boundary, source, checkpoint))
 
+    def _restore(self, sequence: Sequence, stored: StoredPrefix) -> Sequence:
+        """Give a leased sequence the rest of a stored prefix, where there is room for it."""
+        held = sequence.reused
+        missing = stored.boundary.logical_tokens - held.logical_tokens
+        if self.tiers is None or missing <= 0 or not self.make_room(missing):
+            return sequence
+        has_draft_room = self.draft_memory.is_dense and self.make_draft_room(missing)
+        draft_held = self.draft_cells.held(sequence.id)
+        if has_draft_room:
+            self.draft_cells.resize(sequence.id, self.tiers.restore(sequence.id, stored, held, draft_held))
+        else:
+            self.tiers.restore(sequence.id, stored, held, _NONE)
+        self.target_cells.append(sequence.id, missing)
+        return self._lease(replace(sequence, reused=stored.boundary, restored_from=held))
+
     # --- looking up ----------------------------------------------------------
 
-    def find(self, prompt: PromptLayout) -> PrefixMatch | None:
-        """The best source of a prefix of `prompt` among idle and running sequences, without taking it."""
+    def find(self, prompt: PromptLayout, scope: str = "") -> PrefixMatch | None:
+        """The best sources of a prefix of `prompt`, without taking any."""
+        if self.tiers is None:
+            return self._find_resident(prompt, self._tree.match(prompt, scope))
+        matches = list(self._tree.match(prompt, scope))
+        resident = self._find_resident(prompt, matches)
+        stored = self.tiers.find(matches, prompt, prompt.logical_tokens - 1)
+        held = resident.resident.logical_tokens if resident else 0
+        if not self.tiers.is_worth_restoring(stored, held):
+            return resident
+        return replace(resident or PrefixMatch(), stored=stored)
+
+    def _find_resident(self, prompt: PromptLayout, matches: Iterable[Match[KvSegment]]) -> PrefixMatch | None:
         best = best_id = promised_by = -1
         promised = 0
-        for depth, owners, _ in self._tree.match(prompt):
+        for depth, owners, _ in matches:
             if depth <= best:
                 break
             for owner in owners:
@@ -196,12 +255,22 @@ class SequencePool:
             shared >= self.min_prefix_tokens or shared >= self.min_prefix_similarity * prompt.logical_tokens
         )
 
+    def known_tokens(self, prompt: PromptLayout, scope: str) -> int:
+        """How many tokens of a prompt others had as well, whether or not they are still there."""
+        return next((depth for depth, _, _ in self._tree.match(prompt, scope)), 0)
+
+    def note_use(self, prompt: PromptLayout, scope: str, tokens: int) -> None:
+        """A request starts with the first `tokens` of its prompt reused: the tiers learn what is worth keeping."""
+        if self.tiers is not None and tokens:
+            matches = list(self._tree.match(prompt, scope))
+            self.tiers.use(self.tiers.find(matches, prompt, prompt.logical_tokens - 1), tokens)
+
     # --- running ----------------------------------------------------------
 
-    def promise(self, sequence: Sequence, layout: PromptLayout) -> None:
+    def promise(self, sequence: Sequence, layout: PromptLayout, scope: str = "") -> None:
         """Say what a leased sequence is going to hold, so that others can wait for it and fork it while it runs."""
         if sequence.id not in self._stale:
-            self._tree.insert(sequence.id, layout)
+            self._tree.insert(sequence.id, layout, scope)
 
     def extend(self, sequence: Sequence, tokens: Tokens) -> None:
         """Add generated tokens to what was promised."""
@@ -211,7 +280,7 @@ class SequencePool:
     # --- giving back ----------------------------------------------------------
 
     def release(self, sequence: Sequence, prefix: ReusablePrefix | None = None) -> None:
-        """End a lease. `prefix` is what the sequence holds and may be reused; None clears it.
+        """End a lease. `prefix` is what the sequence holds and may be reused, and is stored; None clears it.
 
         What the new prefix makes redundant goes: idle prefixes it contains, or itself where another one contains it.
         """
@@ -224,9 +293,18 @@ class SequencePool:
             return
         self.target_cells.append(sequence.id, prefix.layout.logical_tokens - self.target_cells.held(sequence.id))
         self._truncate(sequence.id, prefix.layout.end)
-        self._tree.insert(sequence.id, prefix.layout)
+        self._tree.insert(sequence.id, prefix.layout, prefix.scope)
         self._idle[sequence.id] = prefix
+        self.store(sequence.id, prefix.layout, prefix.scope)
+        self._set_due(sequence.id)
         self._drop_redundant(sequence.id)
+
+    def store(self, sequence_id: int, layout: PromptLayout, scope: str) -> None:
+        """Copy to the tiers what of a sequence, which holds `layout` at least, is not there yet."""
+        if self.tiers is not None:
+            draft_held = self.draft_cells.held(sequence_id) if self.draft_memory.is_dense else 0
+            held_from = self.held_from.get(sequence_id, 0)
+            self.tiers.store(sequence_id, layout, scope, draft_held=draft_held, held_from=held_from)
 
     def _can_keep(self, sequence_id: int, prefix: ReusablePrefix) -> bool:
         """Whether what a sequence holds beyond a prefix of it can be cut off."""
@@ -308,10 +386,34 @@ class SequencePool:
         """
         for owner in list(self._idle):
             self._evict(owner)
+        if self.tiers is not None:
+            self.tiers.clear()
         for sequence_id in self._leased:
             self._stale.add(sequence_id)
             if sequence_id in self._tree:
                 self._tree.remove(sequence_id)
+
+    def charge(self, ms_a_cell: float) -> None:
+        """A step that others waited for walked over every idle cell.
+
+        A prefix that has cost others as much as restoring it would is dropped from memory: at worst the two together
+        cost twice as much as knowing the future would have (the ski rental problem).
+        """
+        if self.tiers is None or not self._idle:
+            return
+        self._rent += ms_a_cell
+        for owner in [owner for owner in self._idle if self._due[owner] <= self._rent]:
+            if self._is_stored(self._idle[owner]):
+                self._evict(owner)
+            else:
+                self._set_due(owner)
+
+    def _set_due(self, owner: int) -> None:
+        if self.tiers is not None:
+            self._due[owner] = self._rent + self.tiers.rates.restore_ms
+
+    def _is_stored(self, prefix: ReusablePrefix) -> bool:
+        return self.tiers is not None and self.tiers.holds(prefix.layout, prefix.scope)
 
     def _evict_one(self, keep: int | None = None) -> bool:
         victim = next((owner for owner in self._idle if owner != keep), None)
@@ -348,6 +450,7 @@ class SequencePool:
 
     def _touch(self, sequence_id: int) -> None:
         self._idle[sequence_id] = self._idle.pop(sequence_id)
+        self._set_due(sequence_id)
 
     # --- looking in ----------------------------------------------------------
 
@@ -398,6 +501,8 @@ class SequencePool:
         self.target_cells.check_integrity()
         self.draft_cells.check_integrity()
         self._tree.check_integrity()
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
     def __repr__(self) -> str:
         return (

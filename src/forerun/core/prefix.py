@@ -52,19 +52,22 @@ class PromptCheckpoint:
 class ReusablePrefix:
     """Everything a sequence holds, prompt and generated tokens, and the checkpoints along it (in order of boundary).
 
-    Raises ValueError where a checkpoint lies inside a media span or beyond the layout.
+    `scope` is whose it is (tenant and adapters): it is found under the same scope only. Raises ValueError where a
+    checkpoint lies inside a media span or beyond the layout.
     """
 
     layout: PromptLayout
     checkpoints: tuple[PromptCheckpoint, ...]
+    scope: str
 
-    def __init__(self, layout: PromptLayout, checkpoints: Iterable[PromptCheckpoint] = ()) -> None:
+    def __init__(self, layout: PromptLayout, checkpoints: Iterable[PromptCheckpoint] = (), *, scope: str = "") -> None:
         ordered = tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.boundary.logical_tokens))
         for checkpoint in ordered:
             if layout.boundary_at(checkpoint.boundary.logical_tokens) != checkpoint.boundary:
                 raise ValueError(f"checkpoint at {checkpoint.boundary} is no boundary of {layout!r}")
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "checkpoints", ordered)
+        object.__setattr__(self, "scope", scope)
 
     def checkpoint_at_or_before(self, boundary: PromptBoundary) -> PromptCheckpoint | None:
         """The deepest checkpoint that a prompt sharing `boundary` with this prefix can start from."""

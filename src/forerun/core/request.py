@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,7 +195,13 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that were reused instead of computed."""
+    """Prompt tokens that were reused instead of computed: from the KV memory itself, or restored to it."""
+    cached_host_tokens: int = 0
+    """Those among them that were restored from host memory."""
+    cached_disk_tokens: int = 0
+    """Those among them that were read from disk."""
+    cache_saved_ms: float = 0.0
+    """Prefill time that they saved, restoring counted, at the measured rates; 0 until those are known."""
     output_tokens: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -250,6 +257,11 @@ class OutputDelta:
     """Drafts were accepted by a random number (synthetic acceptance): figures may be right, the text is not."""
 
 
+def scope_of(tenant: str) -> str:
+    """What KV is kept apart by, beside the model: SHA-256 over the tenant, the first 32 hexadecimal digits."""
+    return hashlib.sha256(b"tenant\0" + tenant.encode()).hexdigest()[:32] if tenant else ""
+
+
 class ForcedTokens(Protocol):
     """Knows where a constraint (a grammar, say) leaves one legal continuation. Such tokens are drafted first."""
 
@@ -274,6 +286,11 @@ class Request:
     forced: ForcedTokens | None = None
     drawn_seed: int = 0
     """What randomness comes from where the parameters give no seed."""
+
+    @property
+    def scope(self) -> str:
+        """Whose KV this is: nothing is reused under another scope. "" for everyone's, else 32 hexadecimal digits."""
+        return scope_of(self.tenant)
 
     @property
     def seed(self) -> int:

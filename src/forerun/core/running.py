@@ -10,6 +10,8 @@ hits, drafts and resumed requests are the same arithmetic.
 
 from __future__ import annotations
 
+import numpy as np
+
 from forerun.core.acceptance import RequestDrafting
 from forerun.core.history import TokenHistory
 from forerun.core.origins import Origins, of_block
@@ -19,7 +21,11 @@ from forerun.core.request import FinishReason, OutputDelta, Request, TokenLogpro
 from forerun.core.sampling import SamplingContext
 from forerun.core.step import SequenceResult, Vocabulary
 from forerun.core.stopping import TextStream
+from forerun.core.tiers import StoredPrefix
 from forerun.errors import ForerunError
+
+_FIRST_MESSAGES, _LAST_MESSAGES = 2, 4
+"""Ends of messages that are worth a checkpoint each: system prompt and tools, and the turns that may be taken back."""
 
 
 class RequestState:
@@ -29,12 +35,19 @@ class RequestState:
         "accepted",
         "admitted_at",
         "cached",
+        "cached_disk",
+        "cached_host",
+        "cached_ms",
+        "checkpoints",
         "computed",
         "draft_steps",
         "drafted",
         "drafting",
         "fences",
+        "fetches",
+        "fetching",
         "first_token_at",
+        "has_counted_cache",
         "has_media",
         "history",
         "is_suspect",
@@ -44,6 +57,7 @@ class RequestState:
         "promised",
         "request",
         "sampling",
+        "scope",
         "sequence",
         "steps",
         "text",
@@ -69,9 +83,19 @@ class RequestState:
         """A running sequence that will hold a prefix of this prompt once it has computed so many tokens."""
         self.fences: set[int] = set()
         """Chunks end here: others wait to fork the sequence there, and cannot later."""
+        self.scope = request.scope
+        self.checkpoints: set[int] = set()
+        """What is held there is stored, where a memory can be gone back to at stored ends alone."""
+        self.fetching = StoredPrefix()
+        """What is on its way from disk for it."""
+        self.fetches = 0
+        """How often it waited for that."""
         self.is_suspect = False
         """Was part of a failed step: runs alone until it has got past it."""
         self.cached: int | None = None
+        self.cached_host = self.cached_disk = 0
+        self.cached_ms = 0.0
+        self.has_counted_cache = False
         self.drafting = RequestDrafting(request.forced)
         self.drafted = 0
         self.accepted = 0
@@ -112,7 +136,19 @@ class RequestState:
 
     def chunk_end(self) -> int:
         """Where the next chunk ends at the latest."""
-        return min([self.text_run_end(), *(fence for fence in self.fences if fence > self.computed)])
+        ends = [fence for fence in (*self.fences, *self.checkpoints) if fence > self.computed]
+        return min([self.text_run_end(), *ends])
+
+    def choose_checkpoints(self, known: int) -> None:
+        """Store what is held at the ends of messages, before the last token, and where others went another way.
+
+        `known`: how many tokens of it others had as well.
+        """
+        prompt = self.history.slice(0, self.history.prompt_tokens)
+        ends = np.flatnonzero(np.isin(prompt, list(self.sampling.end_tokens))) + 1
+        wanted = [*ends[:_FIRST_MESSAGES].tolist(), *ends[-_LAST_MESSAGES:].tolist(), known, prompt.size - 1]
+        legal = (at for at in wanted if self.computed < at < prompt.size)
+        self.checkpoints = {at for at in legal if self.request.prompt.boundary_at(at) is not None}
 
     def layout(self, tokens: int) -> PromptLayout:
         """The first `tokens` known logical tokens as a layout."""
@@ -180,6 +216,9 @@ class RequestState:
         return Usage(
             prompt_tokens=self.history.prompt_tokens,
             cached_tokens=self.cached or 0,
+            cached_host_tokens=self.cached_host,
+            cached_disk_tokens=self.cached_disk,
+            cache_saved_ms=self.cached_ms,
             output_tokens=self.history.output_tokens,
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,

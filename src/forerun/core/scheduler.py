@@ -9,7 +9,7 @@ Pure: time comes in with `schedule` and in results, randomness with the request'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from forerun.core.admission import Admission
@@ -21,13 +21,17 @@ from forerun.core.origins import TARGET, Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
+from forerun.core.radix import PrefixTree
+from forerun.core.recompute import RecomputeCost
 from forerun.core.records import FORCED
 from forerun.core.request import AUTO, FinishReason, OutputDelta, Request
 from forerun.core.running import RequestState, sequence_of
+from forerun.core.segment import StoredSegment
 from forerun.core.speculation import DraftPlanner, Drafts
 from forerun.core.step import (
     DecodeRow,
     Drafter,
+    KvOperation,
     MediaRows,
     PrefillRows,
     SequenceResult,
@@ -39,8 +43,13 @@ from forerun.core.step import (
 )
 from forerun.core.suffix import SuffixIndex
 from forerun.core.synthetic import RepeatingDrafter
+from forerun.core.tiers import KvSegment, PrefixTiers, Tier
+from forerun.core.value import retention
 from forerun.errors import InvalidRequestError, StepFailedError
 
+_KILOCELL = 1000
+_ROW_AND_CELL_MS = 0.0007
+"""What a foreign cell costs a decoded row where costs were not measured (design/llama-facts.md)."""
 RESERVED_NAMES = frozenset({MODEL_DRAFTER, "mtp", FORCED, TARGET})
 """Names that no drafter may take."""
 
@@ -66,8 +75,12 @@ class Scheduler:
         *,
         costs: StepCosts | None = None,
         lookups: Sequence[Drafter] | None = None,
+        stored: Iterable[StoredSegment] = (),
     ) -> None:
-        """`lookups`: drafters that need no model; None: `own_lookups`. Raises ValueError for names that clash."""
+        """`lookups`: drafters that need no model; None: `own_lookups`. `stored`: what the store found on disk.
+
+        Raises ValueError for names that clash.
+        """
         self.config = config
         self.costs = costs
         self._vocabulary = vocabulary
@@ -79,7 +92,10 @@ class Scheduler:
             draft_memory=config.draft_memory,
             min_prefix_similarity=config.min_prefix_similarity,
             min_prefix_tokens=config.min_prefix_tokens,
+            tiers=self._tiers if config.cache_ram and config.reuse_prefixes else None,
         )
+        if self.pool.tiers is not None:
+            self.pool.tiers.adopt(stored)
         self._planner = BatchPlanner(
             config.max_num_batched_tokens,
             rows_beside_decode=config.prefill_rows_beside_decode,
@@ -97,6 +113,20 @@ class Scheduler:
         self._running: dict[int, RequestState] = {}
         """By sequence id, in order of admission: the oldest first."""
         self._admission = Admission(config, self.pool, self._running)
+
+    def _tiers(self, tree: PrefixTree[KvSegment], emit: Callable[[KvOperation], None]) -> PrefixTiers:
+        config = self.config
+        cost = RecomputeCost.from_curve(self.costs.target.curve) if self.costs else RecomputeCost()
+        return PrefixTiers(
+            tree,
+            emit,
+            Tier(config.cache_ram, retention(config.retention, cost)),
+            Tier(config.cache_disk, retention(config.retention, cost)),
+            sizes=config.segment_sizes,
+            model_key=config.model_key,
+            memory=config.memory,
+            prefill_ms=cost.ms_per_token if self.costs else None,
+        )
 
     # --- requests ----------------------------------------------------------
 
@@ -161,13 +191,21 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """The next step. Empty when there is nothing to do."""
         self.pool.retry_quarantined()
+        self._tick(now)
         self._admission.admit(now)
         plan = self._plan_rows(now)
         while not (plan.decode or plan.prefill) and len(self._running) > 1:
             self._preempt_youngest()
             plan = self._plan_rows(now)
+        is_waiting = not (plan.decode or plan.prefill) and self._admission.is_fetching
         # Taken only now: a plan that was given up must not take the operations it queued with it.
-        return replace(plan, operations=self.pool.take_operations())
+        return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
+
+    def _tick(self, now: float) -> None:
+        tiers = self.pool.tiers
+        if tiers is not None:
+            tiers.now = now
+            tiers.unpin_expired()
 
     def _plan_rows(self, now: float) -> StepPlan:
         states = self._in_this_step()
@@ -265,12 +303,16 @@ class Scheduler:
         """Commit a step's results; returns what each request may show, in order of the plan's rows."""
         now = plan.now + result.elapsed
         self.pool.held_from = dict(result.held_from)
+        if self.pool.tiers is not None:
+            self._tick(now)
+            self.pool.tiers.learn(plan, result, now)
         if result.failure is not None:
             return self._recover(plan, result.failure, now)
         for sequence_id, held in result.draft_held.items():
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
         self._learn_costs(plan, result)
+        self._charge_idle(plan)
         deltas = [self._commit_decode(row, sequences[row.sequence_id], now) for row in plan.decode]
         for rows in plan.prefill:
             if rows.sampling is not None:
@@ -279,11 +321,24 @@ class Scheduler:
                 self._commit_prefill(rows)
         return deltas
 
+    def _charge_idle(self, plan: StepPlan) -> None:
+        """Idle cells cost those who decode: every row's attention walks over them."""
+        if not plan.decode or self.pool.tiers is None:
+            return
+        rows, cells = len(plan.decode), self.pool.target_cells.used
+        if self.costs is None:
+            self.pool.charge(rows * _ROW_AND_CELL_MS)
+            return
+        predict = self.costs.target.predict
+        self.pool.charge((predict(rows, cells + _KILOCELL) - predict(rows, cells)) / _KILOCELL)
+
     def _commit_prefill(self, rows: PrefillRows | MediaRows) -> None:
         state = self._running[rows.sequence_id]
         count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
         state.computed += count
         self.pool.target_cells.append(rows.sequence_id, count)
+        if state.computed in state.checkpoints:
+            self.pool.store(rows.sequence_id, state.layout(state.computed), state.scope)
 
     def _learn_costs(self, plan: StepPlan, result: StepResult) -> None:
         """Costs, and what drafting saved or lost: before the step's own tokens and cells are counted."""
@@ -340,7 +395,8 @@ class Scheduler:
     def _release(self, state: RequestState) -> None:
         """Give a sequence back with all it holds that belongs to the request: nothing after a stop."""
         keep = min(state.computed, state.history.size)
-        reusable = ReusablePrefix(state.layout(keep)) if self.config.reuse_prefixes else None
+        layout = state.layout(keep)
+        reusable = ReusablePrefix(layout, scope=state.scope) if self.config.reuse_prefixes else None
         self.pool.release(sequence_of(state), reusable)
         self._forget_memory(state)
 

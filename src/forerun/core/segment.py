@@ -51,6 +51,19 @@ class SegmentHeader:
         return self.stop.logical_tokens - self.start.logical_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentSizes:
+    """Bytes that segments take in host memory: so many each, and so many more for every token of target and draft."""
+
+    per_segment: int = 0
+    per_token: int = 0
+    per_draft_token: int = 0
+
+    def predict(self, tokens: int, draft_tokens: int = 0) -> int:
+        """Bytes of a segment; exact where memory is dense."""
+        return self.per_segment + tokens * self.per_token + draft_tokens * self.per_draft_token
+
+
 def segment_key(
     model_key: str, scope: str, parent: str, start: PromptBoundary, content: Sequence[PromptSegment]
 ) -> str:

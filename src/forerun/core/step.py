@@ -93,6 +93,8 @@ class FetchSegment:
     """Begin to read a segment from disk into host memory."""
 
     key: str
+    tokens: int = 0
+    """How many it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,8 @@ class StepResult:
     """First native position that is still there, of every sequence whose sliding window has lost some."""
     stored: Mapping[str, int] = field(default_factory=dict)
     """Bytes in host memory of each segment the plan stores, also of a failed step's; 0 where that failed."""
+    unrestorable: tuple[str, ...] = ()
+    """Keys of segments that could not be restored, which fails the step: they are not to be tried again."""
     store_events: tuple[StoreEvent, ...] = ()
     """What the store finished in the background."""
 

@@ -1,0 +1,50 @@
+"""How fast KV is computed, restored and fetched here: learned from steps, and what follows for a stored prefix."""
+
+from __future__ import annotations
+
+from forerun.core.segment import StoreEventKind
+from forerun.core.step import FetchSegment, PrefillRows, RestoreSegment, StepPlan, StepResult
+
+_SHARE = 0.2
+"""Weight of the latest observation."""
+_FEWEST_ROWS = 32
+"""Prefill of fewer rows is not typical."""
+
+
+class CopyRates:
+    """Milliseconds a token. Begins with what two cores and a small model take (design/llama-facts.md)."""
+
+    def __init__(self, prefill_ms: float | None = None) -> None:
+        self.prefill_ms = prefill_ms
+        """None until it was seen."""
+        self.restore_ms = 0.004
+        self.fetch_ms = 0.05
+        self._fetching: dict[str, tuple[float, int]] = {}
+        """When each segment was asked for, and how many tokens it has."""
+
+    def learn(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """What one step's copies, and its prefill where it did little else, took."""
+        operations = plan.operations
+        restored = sum(one.stop.target - one.start.target for one in operations if isinstance(one, RestoreSegment))
+        if restored > 0 and result.times.restoring > 0:
+            self.restore_ms = _mixed(self.restore_ms, result.times.restoring * 1e3 / restored)
+        rows = sum(run.tokens.size for run in plan.prefill if isinstance(run, PrefillRows))
+        if rows >= _FEWEST_ROWS and not plan.decode and result.times.target > 0:
+            self.prefill_ms = _mixed(self.prefill_ms, result.times.target * 1e3 / rows)
+        for operation in operations:
+            if isinstance(operation, FetchSegment):
+                self._fetching[operation.key] = (plan.now, operation.tokens)
+        for event in result.store_events:
+            began, tokens = self._fetching.pop(event.key, (now, 0))
+            if event.kind is StoreEventKind.FETCHED and now > began:
+                self.fetch_ms = _mixed(self.fetch_ms, (now - began) * 1e3 / max(tokens, 1))
+
+    def saving(self, at_hand: int, fetched: int) -> float:
+        """Milliseconds that restoring so many tokens saves, those included that are to be fetched first."""
+        if self.prefill_ms is None:
+            return float(at_hand + fetched)
+        return (at_hand + fetched) * (self.prefill_ms - self.restore_ms) - fetched * self.fetch_ms
+
+
+def _mixed(known: float | None, seen: float) -> float:
+    return seen if known is None else known + _SHARE * (seen - known)
