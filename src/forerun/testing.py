@@ -354,6 +354,11 @@ class FakeStore:
         """Bytes in host memory."""
         return sum(len(state.state) for _, state in self.host.values())
 
+    @property
+    def in_transit(self) -> set[str]:
+        """Keys of which nobody has been told yet what became of them."""
+        return {event.key for _, event in self._pending}
+
     def put(self, header: SegmentHeader, state: PromptCheckpointState) -> int:
         if self.faults("put", header.key) or self.nbytes + len(state.state) > self.capacity:
             return 0
@@ -368,6 +373,7 @@ class FakeStore:
     def drop(self, key: str) -> None:
         self.host.pop(key, None)
         self._fetched.pop(key, None)
+        self._forget_events(key, {StoreEventKind.FETCHED, StoreEventKind.FETCH_FAILED})
 
     def persist(self, key: str) -> None:
         if key not in self.host or self.faults("persist", key):
@@ -386,6 +392,10 @@ class FakeStore:
 
     def remove(self, key: str) -> None:
         self.disk.pop(key, None)
+        self._forget_events(key, {StoreEventKind.PERSISTED, StoreEventKind.PERSIST_FAILED})
+
+    def _forget_events(self, key: str, kinds: set[StoreEventKind]) -> None:
+        self._pending = [(due, one) for due, one in self._pending if one.key != key or one.kind not in kinds]
 
     def _later(self, event: StoreEvent) -> None:
         self._pending.append((self._calls + self._delay, event))
@@ -402,6 +412,12 @@ class FakeStore:
 
     def wait(self, seconds: float) -> None:  # noqa: ARG002
         self._calls += self._delay
+
+    def restarted(self) -> FakeStore:
+        """A store after kill -9: what was on disk is there, nothing else."""
+        fresh = FakeStore(self.capacity, self.faults, self._delay)
+        fresh.disk = dict(self.disk)
+        return fresh
 
     def scan(self) -> list[StoredSegment]:
         """What is on disk, as a store that starts finds it."""

@@ -18,7 +18,7 @@ from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
 from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import FailureKind, StepFailure, StepPlan, changed_sequence
-from forerun.testing import FakeDrafter, FakeRunner, FakeVocabulary, naive_answer
+from forerun.testing import FAKE_SIZES, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary, naive_answer
 
 VOCABULARY = FakeVocabulary()
 
@@ -69,6 +69,11 @@ configs = st.builds(
     min_prefix_tokens=st.sampled_from([1, 4, 64]),
     memory=kinds,
     draft_memory=kinds,
+    cache_ram=st.sampled_from([0, 400, 2000, 10**6, 10**6]),
+    cache_disk=st.sampled_from([0, 12_000, 10**6]),
+    segment_tokens=st.sampled_from([2, 5, 512]),
+    retention=st.sampled_from(["value", "lru", "fifo"]),
+    segment_sizes=st.just(FAKE_SIZES),
     verification=st.sampled_from(Verification),
 )
 
@@ -86,14 +91,13 @@ hooks = st.sampled_from([None, None, Hook()])
 class SchedulerMachine(RuleBasedStateMachine):
     """One scheduler, one FakeRunner, any order of arrivals, steps, aborts and faults."""
 
-    @initialize(config=configs, quality=st.sampled_from([0.0, 0.7, 1.0]))
-    def start(self, config: SchedulerConfig, quality: float) -> None:
+    @initialize(config=configs, quality=st.sampled_from([0.0, 0.7, 1.0]), delay=st.sampled_from([0, 3]))
+    def start(self, config: SchedulerConfig, quality: float, delay: int) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, VOCABULARY)
-        drafter = None
-        if config.draft_n_ctx:
-            drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, quality, config.draft_memory)
-        self.runner = FakeRunner(config.n_ctx, VOCABULARY.size, drafter=drafter, faults=self.faults, kind=config.memory)
+        self.quality = quality
+        self.store_fails = ""
+        self.store = FakeStore(config.cache_ram, self.store_faults, delay)
+        self.start_engine()
         self.requests: dict[str, Request] = {}
         self.deltas: dict[str, list[OutputDelta]] = {}
         self.poisoned: set[str] = set()
@@ -102,6 +106,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.fail_next = False
         self.steps = 0
         self.now = 0.0
+
+    def start_engine(self) -> None:
+        """With empty memories, and whatever is on disk."""
+        config, drafter = self.config, None
+        if config.draft_n_ctx:
+            drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, self.quality, config.draft_memory)
+        self.scheduler = Scheduler(config, VOCABULARY, stored=self.store.scan())
+        self.runner = FakeRunner(
+            config.n_ctx, VOCABULARY.size, drafter=drafter, faults=self.faults, kind=config.memory, store=self.store
+        )
+
+    def store_faults(self, kind: str, _key: str) -> bool:
+        failed = self.store_fails == kind
+        if failed:
+            self.store_fails = ""
+        return failed
+
+    @rule(kind=st.sampled_from(["put", "get", "persist", "fetch"]))
+    def fail_in_the_store(self, kind: str) -> None:
+        """The next time, once."""
+        self.store_fails = kind
+
+    @precondition(lambda self: len(self.finished()) == len(self.requests))
+    @rule()
+    def start_again(self) -> None:
+        """All but the disk is gone, as after kill -9."""
+        self.store = self.store.restarted()
+        self.start_engine()
 
     def faults(self, plan: StepPlan) -> StepFailure | None:
         failed = self.fail_next
@@ -145,7 +177,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [row.sequence_id for row in plan.decode] == sorted(row.sequence_id for row in plan.decode)
         result = self.runner.execute(plan)
         if result.failure is not None:
-            assert result.failure.message == "on demand", result.failure
+            assert result.failure.message == "on demand" or result.unrestorable, result.failure
         for delta in self.scheduler.update(plan, result):
             self.deltas[delta.request_id].append(delta)
 
@@ -191,6 +223,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.runner.drafter.memory.held(sequence_id) == pool.draft_cells.held(sequence_id)
         if not changing:
             assert self.runner.memory.used == pool.target_cells.used
+
+    @invariant()
+    def tiers_hold_what_the_bookkeeping_says(self) -> None:
+        tiers = self.scheduler.pool.tiers
+        if tiers is None or self.scheduler.pool.pending_operations:
+            return
+        kept = list(tiers.segments())
+        at_hand = {segment.header.key for segment in kept if segment.is_at_hand}
+        assert at_hand == self.store.host.keys()
+        assert self.store.nbytes <= self.config.cache_ram
+        on_disk = {segment.header.key for segment in kept if segment.disk is not None}
+        assert not (on_disk ^ self.store.disk.keys()) - self.store.in_transit
 
     @invariant()
     def answers_are_the_oracle_s(self) -> None:

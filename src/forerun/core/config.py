@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.pool import DEFAULT_MIN_PREFIX_SIMILARITY, DEFAULT_MIN_PREFIX_TOKENS
-from forerun.core.segment import SegmentSizes
+from forerun.core.segment import SEGMENT_TOKENS, SegmentSizes
 
 MODEL_DRAFTER = "draft"
 
@@ -66,13 +66,15 @@ class SchedulerConfig:
     """What goes when they are full: a name in core.value.POLICIES."""
     segment_sizes: SegmentSizes = SegmentSizes()  # noqa: RUF009 (a value)
     """What a stored segment takes."""
+    segment_tokens: int = SEGMENT_TOKENS
+    """Text tokens of a stored segment at most."""
     model_key: str = ""
     """Covers all that KV depends on, prompt and adapters aside."""
     reuse_prefixes: bool = True
     """False computes every prompt from scratch: the reference that reuse is compared with."""
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_seq_max", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
+        for name in ("n_ctx", "n_seq_max", "max_num_seqs", "max_num_batched_tokens", "max_queue", "segment_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("speculation", "suffix_tokens", "draft_n_ctx", "min_prefix_tokens", "cache_ram", "cache_disk"):

@@ -182,6 +182,8 @@ class SequencePool:
         else:
             self.tiers.restore(sequence.id, stored, held, _NONE)
         self.target_cells.append(sequence.id, missing)
+        if (whole_from := max(self.held_from.get(sequence.id, 0), stored.whole_from)) > 0:
+            self.held_from[sequence.id] = whole_from
         return self._lease(replace(sequence, reused=stored.boundary, restored_from=held))
 
     # --- looking up ----------------------------------------------------------

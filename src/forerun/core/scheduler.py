@@ -125,6 +125,7 @@ class Scheduler:
             sizes=config.segment_sizes,
             model_key=config.model_key,
             memory=config.memory,
+            segment_tokens=config.segment_tokens,
             prefill_ms=cost.ms_per_token if self.costs else None,
         )
 
@@ -307,7 +308,7 @@ class Scheduler:
             self._tick(now)
             self.pool.tiers.learn(plan, result, now)
         if result.failure is not None:
-            return self._recover(plan, result.failure, now)
+            return self._recover(plan, result.failure, now, is_blameless=bool(result.unrestorable))
         for sequence_id, held in result.draft_held.items():
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
@@ -407,8 +408,13 @@ class Scheduler:
 
     # --- failed steps ----------------------------------------------------------
 
-    def _recover(self, plan: StepPlan, failure: StepFailure, now: float) -> list[OutputDelta]:
-        """Rebuild everyone in a failed step from their tokens, one at a time; who fails alone again gets the error."""
+    def _recover(
+        self, plan: StepPlan, failure: StepFailure, now: float, *, is_blameless: bool = False
+    ) -> list[OutputDelta]:
+        """Rebuild everyone in a failed step from their tokens, one at a time; who fails alone again gets the error.
+
+        Where stored KV could not be restored nobody is to blame: it is not used again, and all go on together.
+        """
         touched, evaluated = _touched(plan), set(plan.sequence_ids())
         states = [self._running[key] for key in touched if key in self._running]
         suspects = [state for state in states if sequence_of(state).id in evaluated]
@@ -420,6 +426,8 @@ class Scheduler:
             self.pool.quarantine(sequence_of(state))
             self._forget_memory(state)
             self._admission.put_back(state)
+        if is_blameless:
+            return []
         for state in suspects:
             state.is_suspect = state.drafting.is_off = True
         if culprit is None:

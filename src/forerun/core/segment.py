@@ -133,7 +133,10 @@ class SegmentStore(Protocol):
         ...
 
     def drop(self, key: str) -> None:
-        """Forget a segment in host memory, if it is there. A file of it stays; one being written is written."""
+        """Forget a segment in host memory, if it is there. A file of it stays; one being written is written.
+
+        A fetch of it that has not ended ends without an event, and without bytes left in host memory.
+        """
         ...
 
     def persist(self, key: str) -> None:
@@ -145,7 +148,7 @@ class SegmentStore(Protocol):
         ...
 
     def remove(self, key: str) -> None:
-        """Begin to delete a segment's file, if there is one; no event."""
+        """Begin to delete a segment's file, if there is one; no event, also not of an earlier persist any more."""
         ...
 
     def take_events(self) -> list[StoreEvent]:

@@ -59,6 +59,7 @@ class KvSegment:
         "host",
         "host_bytes",
         "is_fetching",
+        "is_persisting",
         "is_storing",
         "lost_to",
         "parent",
@@ -79,6 +80,8 @@ class KvSegment:
         """A copy of it to the host tier was planned, and is not known to have worked."""
         self.is_fetching = False
         """It is on its way from disk: nothing can be restored from it yet."""
+        self.is_persisting = False
+        """It is being written to disk."""
         self.was_fetched = False
         """It came back from disk, and was not used since."""
         self.lost_to = ""
@@ -108,6 +111,12 @@ class Part:
     start: PromptBoundary
     stop: PromptBoundary
 
+    @property
+    def whole_from(self) -> int:
+        """The same of this part; 0 where nothing of it is missing."""
+        missing_before = self.segment.header.whole_from
+        return min(missing_before, self.stop.native_position) if missing_before > self.start.native_position else 0
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
@@ -118,6 +127,11 @@ class StoredPrefix:
     @property
     def boundary(self) -> PromptBoundary:
         return self.parts[-1].stop if self.parts else PromptBoundary.START
+
+    @property
+    def whole_from(self) -> int:
+        """First native position from which a sliding window's cells are all there, once it is restored."""
+        return max((part.whole_from for part in self.parts), default=0)
 
     @property
     def missing(self) -> list[KvSegment]:
@@ -159,6 +173,7 @@ class PrefixTiers:
         sizes: SegmentSizes = _NO_SIZES,
         model_key: str = "",
         memory: MemoryKind = DENSE,
+        segment_tokens: int = SEGMENT_TOKENS,
         prefill_ms: float | None = None,
     ) -> None:
         self._tree = tree
@@ -169,6 +184,7 @@ class PrefixTiers:
         self._sizes = sizes
         self._model_key = model_key
         self._memory = memory
+        self._segment_tokens = segment_tokens
         self._segments: dict[str, KvSegment] = {}
         self._lost: OrderedDict[str, KvSegment] = OrderedDict()
         self._lost_tokens = 0
@@ -242,12 +258,8 @@ class PrefixTiers:
         """Whether all cells are there that a sliding window will look at behind the last part."""
         if not self._memory.window:
             return True
-        needed = max(0, parts[-1].stop.native_position - self._memory.window)
-        return all(
-            part.segment.header.whole_from <= max(needed, part.start.native_position)
-            for part in parts
-            if part.stop.native_position > needed
-        )
+        stop = parts[-1].stop.native_position
+        return self._memory.can_cut(stop, held=stop + 1, held_from=max(part.whole_from for part in parts))
 
     def is_worth_restoring(self, stored: StoredPrefix, held: int) -> bool:
         """Whether restoring what lies beyond the `held` tokens saves time."""
@@ -311,9 +323,9 @@ class PrefixTiers:
 
     def _next_stop(self, layout: PromptLayout, start: PromptBoundary) -> PromptBoundary:
         """Where the segment that starts here ends: media are not cut, and a state is known at the end alone."""
-        if self._memory.has_state or layout.logical_tokens - start.logical_tokens <= SEGMENT_TOKENS:
+        if self._memory.has_state or layout.logical_tokens - start.logical_tokens <= self._segment_tokens:
             return layout.end
-        stop = layout.boundary_at_or_before(start.logical_tokens + SEGMENT_TOKENS)
+        stop = layout.boundary_at_or_before(start.logical_tokens + self._segment_tokens)
         if stop is None or stop.logical_tokens <= start.logical_tokens:
             stop = layout.boundary_at_or_after(start.logical_tokens + 1)
         assert stop is not None
@@ -452,6 +464,7 @@ class PrefixTiers:
         if segment.disk is not None:
             self.disk.remove(segment.disk, self.now)
             segment.disk = None
+            segment.is_persisting = False
             self._emit(RemoveSegment(segment.header.key))
 
     def _lose_all(self, segment: KvSegment) -> None:
@@ -531,6 +544,7 @@ class PrefixTiers:
             segment.disk = self._record(segment, nbytes, above)
             self.disk.insert(segment.disk, self.now)
             self.disk.retention.hold(segment.disk)
+            segment.is_persisting = True
             self._emit(PersistSegment(segment.header.key))
         return segment.disk is not None
 
@@ -539,11 +553,11 @@ class PrefixTiers:
         if segment is None:
             return
         match event.kind:
-            case StoreEventKind.PERSISTED if segment.disk is not None:
+            case StoreEventKind.PERSISTED if segment.disk is not None and segment.is_persisting:
                 self.disk.retention.release(segment.disk)
                 self.disk.resize(segment.disk, event.nbytes)
-            case StoreEventKind.PERSIST_FAILED if segment.disk is not None:
-                self.disk.retention.release(segment.disk)
+                segment.is_persisting = False
+            case StoreEventKind.PERSIST_FAILED if segment.is_persisting:
                 self._unlink_disk(segment)
             case StoreEventKind.FETCHED if segment.host is not None and segment.is_fetching:
                 self.host.retention.release(segment.host)
@@ -557,8 +571,8 @@ class PrefixTiers:
         """A segment is not on disk after all; what follows it there cannot be reached after a restart."""
         for one in _deepest_first(segment):
             self._leave_disk(one)
-        if segment.host is None:
-            self._lose_all(segment)
+            if one.host is None:
+                self._lose_all(one)
 
     def _distrust(self, key: str) -> None:
         """Never use a segment again, nor what goes on from it: what of it there is goes everywhere."""
