@@ -91,7 +91,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         elif draft_n_ctx:
             draft = _load(paths[1], config, loaded, progress)
             draft_context = _context(draft, config, draft_n_ctx, loaded)
-            rollback = _rollback(draft_context, limits.n_seq_max)
+            rollback = _rollback(draft_context, config, limits.n_seq_max)
             drafter = LlamaDrafter(draft_context, model.vocabulary.size, rollback)
         synthetic = config.synthetic_acceptance
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
@@ -101,7 +101,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
             scheduler=Scheduler(scheduler_config, model.vocabulary, costs=costs, lookups=lookups),
-            runner=LlamaRunner(context, drafter, verification, _rollback(context, limits.n_seq_max)),
+            runner=LlamaRunner(context, drafter, verification, _rollback(context, config, limits.n_seq_max)),
             vocabulary=model.vocabulary,
             chat_template=_chat_template(model),
             model_name=paths[0].name,
@@ -230,12 +230,12 @@ def _load(
     return model
 
 
-def _rollback(context: LlamaContext, n_seq_max: int) -> Rollback | None:
+def _rollback(context: LlamaContext, config: EngineConfig, n_seq_max: int) -> Rollback | None:
     """What takes rejected rows back, on the ids from n_seq_max on; None where they can be cut off or there are none."""
     from forerun.native.rollback import Rollback
 
-    spare = context.params.n_seq_max - n_seq_max
-    return Rollback(context, n_seq_max, spare) if context.memory.has_state and spare > 0 else None
+    spare = config.rollback_ids(has_state=context.memory.has_state)
+    return Rollback(context, n_seq_max, spare) if spare else None
 
 
 def _context(

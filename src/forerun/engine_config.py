@@ -126,23 +126,40 @@ class EngineConfig:
             return self.n_seq_max
         if not has_state:
             return max(DEFAULT_N_SEQ_MAX, self.max_num_seqs)
-        return min(self.max_num_seqs + _IDLE_STATES, max(MAX_SEQUENCE_IDS - self.max_num_seqs, self.max_num_seqs))
+        room = MAX_SEQUENCE_IDS - self.max_num_seqs - self.scratch_ids
+        return min(self.max_num_seqs + _IDLE_STATES, max(room, self.max_num_seqs))
 
     def native_ids(self, *, has_state: bool) -> int:
-        """Ids that a context needs: with a state, one more for each request whose drafts may have to be taken back.
+        """Ids that a context needs: those of `sequence_ids`, then with a state one for each request whose drafts may
+        have to be taken back, then one to copy stored prefixes through.
 
         Raises InvalidConfigError where llama.cpp has not so many.
         """
         ids = self.sequence_ids(has_state=has_state)
-        if not has_state or not self.draft_tokens:
-            return ids
-        if ids + self.max_num_seqs > MAX_SEQUENCE_IDS:
+        spare, scratch = self.rollback_ids(has_state=has_state), self.scratch_ids
+        if ids + spare > MAX_SEQUENCE_IDS:
             _refuse(
                 "n_seq_max",
                 f"is {ids}; with speculation, a recurrent or hybrid model needs max_num_seqs = {self.max_num_seqs} ids "
                 f"beside it to take rejected drafts back, and there are {MAX_SEQUENCE_IDS} in all",
             )
-        return ids + self.max_num_seqs
+        if ids + spare + scratch > MAX_SEQUENCE_IDS:
+            beside = f" and {spare} to take rejected drafts back" if spare else ""
+            _refuse(
+                "n_seq_max",
+                f"is {ids}; {scratch} id beside it is needed to copy prefixes out of the pool{beside}, and there are "
+                f"{MAX_SEQUENCE_IDS} in all",
+            )
+        return ids + spare + scratch
+
+    def rollback_ids(self, *, has_state: bool) -> int:
+        """Ids for copies of sequences whose drafts may have to be taken back."""
+        return self.max_num_seqs if has_state and self.draft_tokens else 0
+
+    @property
+    def scratch_ids(self) -> int:
+        """Ids to copy stored prefixes through; the last ones of a context."""
+        return int(self.reuse_prefixes)
 
     @property
     def draft_tokens(self) -> int:

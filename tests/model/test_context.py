@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
@@ -18,6 +19,12 @@ def decode_prompt(context: LlamaContext, sequence_id: int, count: int, start: in
     batch = Batch(context.n_batch)
     batch.add_run(random_tokens(count + start)[start:], start, sequence_id, last_output=True)
     context.decode(batch)
+
+
+def state_of(context: LlamaContext, sequence_id: int) -> NDArray[np.uint8]:
+    state = np.empty(context.state_size(sequence_id), np.uint8)
+    context.get_sequence_state(sequence_id, state)
+    return state
 
 
 def test_logits_are_a_writable_view_of_the_rows_that_asked_for_them(
@@ -77,7 +84,7 @@ def test_positions_tell_what_a_sequence_holds(dense: LlamaModel, make_context: M
 def test_a_restored_state_gives_the_same_logits_bit_by_bit(dense: LlamaModel, make_context: MakeContext) -> None:
     source, target = make_context(dense), make_context(dense)
     decode_prompt(source, 0, 40)
-    state = source.get_sequence_state(0)
+    state = state_of(source, 0)
     decode_prompt(source, 0, 1, start=40)
     target.set_sequence_state(5, state)
     assert target.pos_max(5) == 39
@@ -92,7 +99,7 @@ def test_a_state_that_is_cut_short_leaves_the_sequence_empty(
     context = make_context(dense)
     decode_prompt(context, 0, 40)
     decode_prompt(context, 1, 10)
-    state = context.get_sequence_state(0)[:length]
+    state = state_of(context, 0)[:length]
     with pytest.raises(NativeStepError, match="state of sequence 1"):
         context.set_sequence_state(1, state)
     assert context.pos_max(1) == -1

@@ -22,14 +22,15 @@ class PromptCheckpointState:
     """
 
     kind: _StateKind
-    state: bytes
+    state: bytes | memoryview
+    """Read-only. A memoryview (of bytes) where the state was written to a buffer of its own."""
 
     @classmethod
-    def target(cls, state: bytes) -> PromptCheckpointState:
+    def target(cls, state: bytes | memoryview) -> PromptCheckpointState:
         return cls(_StateKind.TARGET, state)
 
     @classmethod
-    def speculative(cls, state: bytes) -> PromptCheckpointState:
+    def speculative(cls, state: bytes | memoryview) -> PromptCheckpointState:
         return cls(_StateKind.SPECULATIVE, state)
 
     @property

@@ -298,16 +298,19 @@ class StepResult:
     """Seconds the step took."""
     sequences: Mapping[int, SequenceResult] = field(default_factory=dict)
     draft_held: Mapping[int, int] = field(default_factory=dict)
-    """Dense tokens the draft's memory holds after the step, of every sequence with a draft fill or request. They may be
-    fewer than planned: a draft model that fails drafts less, and fails no step."""
+    """Dense tokens the draft's memory holds after the step, of every sequence with a draft fill or request, or that got
+    a stored segment back. They may be fewer than planned: a draft model that fails drafts less, and fails no step."""
     failure: StepFailure | None = None
     times: StepTimes = StepTimes()
     held_from: Mapping[int, int] = field(default_factory=dict)
     """First native position that is still there, of every sequence whose sliding window has lost some."""
     stored: Mapping[str, int] = field(default_factory=dict)
     """Bytes in host memory of each segment the plan stores, also of a failed step's; 0 where that failed."""
+    stored_from: Mapping[str, int] = field(default_factory=dict)
+    """What `SegmentHeader.whole_from` became, of every stored segment whose sliding window had lost cells."""
     unrestorable: tuple[str, ...] = ()
-    """Keys of segments that could not be restored, which fails the step: they are not to be tried again."""
+    """Keys of segments that could not be restored although there was room, which fails the step: they are not to be
+    tried again."""
     store_events: tuple[StoreEvent, ...] = ()
     """What the store finished in the background."""
 

@@ -126,6 +126,8 @@ class LlamaContext:
         self._n_vocab = model.vocabulary.size
         self._n_outputs = 0
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._whole_from: dict[int, int] = {}
+        """Where a restored sequence's sliding window is whole again, if it has gaps before that."""
         self._abort_flag = ctypes.create_string_buffer(2)
         llama_cpp.llama_set_abort_callback(self._handle, _STRLEN, ctypes.addressof(self._abort_flag))
 
@@ -189,6 +191,7 @@ class LlamaContext:
     def clear_sequence(self, sequence_id: int) -> None:
         """Forget all of a sequence."""
         llama_cpp.llama_memory_seq_rm(self._native_memory, sequence_id, -1, -1)
+        self._whole_from.pop(sequence_id, None)
 
     def truncate_sequence(self, sequence_id: int, position: int) -> bool:
         """Keep what lies before `position`. False, with nothing changed, where this memory cannot be cut there.
@@ -200,23 +203,42 @@ class LlamaContext:
         if not self.can_cut(sequence_id, position):
             return False
         removed: bool = llama_cpp.llama_memory_seq_rm(self._native_memory, sequence_id, position, -1)
+        if position == 0:
+            self._whole_from.pop(sequence_id, None)
         return removed
 
     def can_cut(self, sequence_id: int, position: int) -> bool:
         """Whether a sequence, or a copy of it, can go on from `position`."""
-        first = self.pos_min(sequence_id) if self.memory.window else 0
+        first = self.whole_from(sequence_id) if self.memory.window else 0
+        if sequence_id in self._whole_from and first > max(0, position - self.memory.window):
+            return position == 0
         return self.memory.can_cut(position, held=self.pos_max(sequence_id) + 1, held_from=first)
+
+    def whole_from(self, sequence_id: int) -> int:
+        """First position from which a sliding window's cells are all there; -1 where the sequence is empty."""
+        return max(self.pos_min(sequence_id), self._whole_from.get(sequence_id, -1))
+
+    def gap_until(self, sequence_id: int) -> int:
+        """Where the last gap ends that was noted for a sequence; 0 without one."""
+        return self._whole_from.get(sequence_id, 0)
+
+    def note_gap(self, sequence_id: int, whole_from: int) -> None:
+        """From now on a sequence with a sliding window counts as whole from a position on: cells before it are not
+        there, though others may be further in front. Until it is cleared."""
+        self._whole_from[sequence_id] = max(whole_from, self._whole_from.get(sequence_id, 0))
 
     def held_from(self) -> dict[int, int]:
         """First position that is still there, of every sequence whose sliding window has lost some."""
         if not self.memory.window:
             return {}
-        firsts = {sequence_id: self.pos_min(sequence_id) for sequence_id in range(self.params.n_seq_max)}
+        firsts = {sequence_id: self.whole_from(sequence_id) for sequence_id in range(self.params.n_seq_max)}
         return {sequence_id: first for sequence_id, first in firsts.items() if first > 0}
 
     def copy_sequence(self, source_id: int, target_id: int, stop: int = -1, start: int = 0) -> None:
         """Let `target_id` share the source's cells at positions in [start, stop); a negative stop is the end."""
         llama_cpp.llama_memory_seq_cp(self._native_memory, source_id, target_id, start, stop)
+        if source_id in self._whole_from:
+            self.note_gap(target_id, self._whole_from[source_id])
 
     def pos_min(self, sequence_id: int) -> int:
         """The first position held, -1 where the sequence is empty."""
@@ -230,32 +252,35 @@ class LlamaContext:
 
     # --- sequence states ---
 
-    def get_sequence_state(self, sequence_id: int, flags: int = 0) -> bytes:
-        """A copy of what a sequence holds, in a format of this model, these parameters and this llama.cpp.
+    def state_size(self, sequence_id: int) -> int:
+        """Bytes of what a sequence holds."""
+        size: int = llama_cpp.llama_state_seq_get_size_ext(self._handle, sequence_id, 0)
+        return size
 
-        `flags`: llama.cpp's LLAMA_STATE_SEQ_FLAGS (1: only what cannot be truncated). Raises NativeStepError.
-        """
-        size: int = llama_cpp.llama_state_seq_get_size_ext(self._handle, sequence_id, flags)
-        buffer = np.empty(size, np.uint8)
+    def get_sequence_state(self, sequence_id: int, out: NDArray[np.uint8]) -> None:
+        """Write what a sequence holds to `out`, of `state_size` bytes, in a format of this model, these parameters and
+        this llama.cpp. Raises NativeStepError."""
         written: int = llama_cpp.llama_state_seq_get_data_ext(
-            self._handle, _bytes_pointer(buffer), size, sequence_id, flags
+            self._handle, _bytes_pointer(out), out.size, sequence_id, 0
         )
-        if written != size or not size:
+        if written != out.size or not out.size:
             raise NativeStepError(
-                FailureKind.FAILED, f"state of sequence {sequence_id}: {written} of {size} bytes were written"
+                FailureKind.FAILED, f"state of sequence {sequence_id}: {written} of {out.size} bytes were written"
             )
-        return buffer.tobytes()
 
-    def set_sequence_state(self, sequence_id: int, state: bytes, flags: int = 0) -> None:
-        """Replace what a sequence holds. Raises NativeStepError; the sequence is then empty."""
-        data = np.frombuffer(state, np.uint8)
+    def set_sequence_state(self, sequence_id: int, state: NDArray[np.uint8]) -> None:
+        """Replace what a sequence holds. Raises NativeStepError (NO_ROOM: too few free cells); it is then empty."""
+        mark = native_log.mark()
         read: int = llama_cpp.llama_state_seq_set_data_ext(
-            self._handle, _bytes_pointer(data), data.size, sequence_id, flags
+            self._handle, _bytes_pointer(state), state.size, sequence_id, 0
         )
-        if read != data.size or not data.size:
+        if read != state.size or not state.size:
             self.clear_sequence(sequence_id)  # a failure half-way leaves written cells behind
+            reasons = native_log.errors_since(mark)
+            is_full = any("available cells" in line or "not enough cells" in line for line in reasons)
             raise NativeStepError(
-                FailureKind.FAILED, f"state of sequence {sequence_id}: {read} of {data.size} bytes were accepted"
+                FailureKind.NO_ROOM if is_full else FailureKind.FAILED,
+                f"state of sequence {sequence_id}: {read} of {state.size} bytes were accepted; {'; '.join(reasons)}",
             )
 
     def close(self) -> None:

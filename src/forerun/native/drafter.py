@@ -207,6 +207,13 @@ class LlamaDrafter:
         if position:  # a recurrent memory is copied whole whatever the position is
             self.context.copy_sequence(source_id, target_id, position)
 
+    def tail(self, sequence_id: int, position: int) -> NDArray[np.uint8]:  # noqa: ARG002 (a plain model has none)
+        """What going on from `position` takes beside the memory, for a store; empty: nothing."""
+        return np.empty(0, np.uint8)
+
+    def restore_tail(self, sequence_id: int, position: int, tail: NDArray[np.uint8]) -> None:
+        """Take back what `tail` gave for that position."""
+
     def close(self) -> None:
         """Free the draft's context; safe to call twice."""
         self.context.close()

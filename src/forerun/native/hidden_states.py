@@ -80,14 +80,18 @@ class HiddenStates:
         while len(self) > self.capacity:
             del self._kept[next(iter(self._kept))]
 
-    def read(self, sequence_id: int, position: int, out: Rows) -> None:
-        """Fill `out` with the states of positions from `position` on; zeros for those that are not known."""
+    def read(self, sequence_id: int, position: int, out: Rows) -> bool:
+        """Fill `out` with the states of positions from `position` on; zeros for those that are not known.
+
+        Returns whether any is."""
         out[:] = 0
         kept = self._kept.get(sequence_id)
         if kept is not None:
             first, stop = max(position, kept.start), min(position + len(out), kept.stop)
             if first < stop:
                 out[first - position : stop - position] = kept.rows[first - kept.start : stop - kept.start]
+                return True
+        return False
 
     def forget_before(self, position: int, sequence_id: int) -> None:
         """Drop the states of positions below `position`."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forerun.core.step import DraftFill, DraftRequest
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext
@@ -88,6 +91,17 @@ class MtpDrafter(LlamaDrafter):
     def fork(self, source_id: int, target_id: int, position: int) -> None:
         super().fork(source_id, target_id, position)
         self._states.copy(source_id, target_id, position)
+
+    def tail(self, sequence_id: int, position: int) -> NDArray[np.uint8]:
+        """The state before the next row. Others that a head lags behind with are not stored: they read as zeros."""
+        state = np.empty((1, self._width), np.float32)
+        is_known = self._states.read(sequence_id, position - 1, state)
+        return state.view(np.uint8)[0] if is_known else np.empty(0, np.uint8)
+
+    def restore_tail(self, sequence_id: int, position: int, tail: NDArray[np.uint8]) -> None:
+        if tail.size == 4 * self._width:
+            state = np.frombuffer(tail.tobytes(), np.float32)
+            self._states.write(sequence_id, position - 1, state[np.newaxis])
 
     def close(self) -> None:
         """Free the head's context; the target is no longer watched."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -29,13 +30,17 @@ from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 from forerun.native.drafter import LlamaDrafter
 from forerun.native.rollback import Rollback
+from forerun.native.segments import Segments
+
+_STORE_WAIT = 0.05
+"""Seconds that a step waits for the store where nothing can be evaluated before it has finished something."""
 
 
 class LlamaRunner:
     """Implements core.step.Runner on a target context and, with a draft model, its drafter. Owns both.
 
     Called by one thread. `rollback` takes rejected rows back where the target's memory cannot be cut; without one such
-    a step fails.
+    a step fails. `segments` moves what is stored between memory and a store, which it does not own.
     """
 
     def __init__(
@@ -44,29 +49,50 @@ class LlamaRunner:
         drafter: LlamaDrafter | None = None,
         verify: Verify = verify,
         rollback: Rollback | None = None,
+        segments: Segments | None = None,
     ) -> None:
         self.context = context
         self.drafter = drafter
         self._verify_rows = verify
         self._batch = Batch(context.n_batch)
         self._rollback = rollback
+        self._segments = segments
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; see core.step. Raises ValueError for a plan that no scheduler should make: one that
-        does not fit a batch, or that asks for drafts where there is no draft model."""
+        does not fit a batch, or that asks for drafts or stored segments where there is no draft model or store."""
         start = perf_counter()
+        if self._segments is not None:
+            self._segments.begin_step()
         try:
-            return self._perform(plan, start)
+            result = self._perform(plan, start)
         except NativeStepError as error:
-            return self._failed(start, StepFailure(error.kind, str(error)))
+            result = self._failed(start, StepFailure(error.kind, str(error)))
         except BrokenLogitsError as error:
-            return self._failed(start, StepFailure(FailureKind.FAILED, str(error)))
+            result = self._failed(start, StepFailure(FailureKind.FAILED, str(error)))
+        return result if self._segments is None else self._with_moved(result, self._segments)
 
     def _failed(self, start: float, failure: StepFailure) -> StepResult:
         return StepResult(perf_counter() - start, failure=failure, held_from=self.context.held_from())
 
+    @staticmethod
+    def _with_moved(result: StepResult, segments: Segments) -> StepResult:
+        """With what segment operations came to, also in a failed step."""
+        moved = segments.moved
+        return replace(
+            result,
+            times=replace(result.times, storing=moved.storing, restoring=moved.restoring),
+            draft_held=segments.draft_held() | dict(result.draft_held),
+            stored=moved.stored,
+            stored_from=moved.stored_from,
+            unrestorable=tuple(moved.unrestorable),
+            store_events=tuple(segments.store.take_events()),
+        )
+
     def _perform(self, plan: StepPlan, start: float) -> StepResult:
         self._apply_all(plan.operations)
+        if plan.waits_for_store and self._segments is not None and not (plan.decode or plan.prefill):
+            self._segments.store.wait(_STORE_WAIT)
         drafter = self._drafter_for(plan)
         if drafter is not None:
             drafter.fill(plan.draft_fills)
@@ -88,6 +114,11 @@ class LlamaRunner:
                 self._apply(operation)
             except NativeStepError as error:
                 failure = failure or error
+        try:
+            if self._segments is not None:
+                self._segments.check_windows()
+        except NativeStepError as error:
+            failure = failure or error
         if failure is not None:
             raise failure
 
@@ -115,6 +146,10 @@ class LlamaRunner:
                     )
                 if self.drafter is not None:
                     self.drafter.fork(source_id, target_id, position.draft)
+            case _:
+                if self._segments is None:
+                    raise ValueError("the plan moves stored segments, but there is no store")
+                self._segments.perform(operation)
 
     def _cut(self, sequence_id: int, position: int) -> None:
         if not self.context.truncate_sequence(sequence_id, position):
