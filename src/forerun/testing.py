@@ -438,7 +438,7 @@ def _packed(*ranges: NDArray[np.int64]) -> bytes:
     return np.concatenate((count, *ranges)).tobytes()
 
 
-def _unpacked(state: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _unpacked(state: bytes | memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     rows = np.frombuffer(state, np.int64).reshape(-1, 3)
     split = 1 + int(rows[0, 0])
     return rows[1:split], rows[split:]
