@@ -95,6 +95,8 @@ class StoreEventKind(StrEnum):
     """A segment is in the host tier; `nbytes` there."""
     FETCH_FAILED = "fetch failed"
     """Its file is torn, tampered with, foreign or gone. It has been removed, and is not to be asked for again."""
+    FETCH_REFUSED = "fetch refused"
+    """The host tier has no room for it. Its file stays: make room, then ask again."""
 
 
 @dataclass(frozen=True, slots=True)
