@@ -105,9 +105,9 @@ def test_without_a_directory_there_is_host_memory_alone() -> None:
     assert store.get(A.key) == state_of(A)
     store.persist(A.key)
     store.fetch(B.key)
-    store.remove(A.key)
     store.wait(100.0)
     assert names(store.take_events()) == events(PERSIST_FAILED, A.key) | events(FETCH_FAILED, B.key)
+    store.remove(A.key)
     store.drop(A.key)
     store.drop(A.key)
     with pytest.raises(KeyError):
