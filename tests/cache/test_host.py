@@ -43,7 +43,7 @@ def test_any_buffer_is_kept_without_a_copy_and_counted_in_bytes() -> None:
     array = np.arange(100, dtype=np.float32)
     header = text_header([1])
     tier = HostTier(10**6)
-    state = PromptCheckpointState.target(array.data)  # type: ignore[arg-type]
+    state = PromptCheckpointState.target(array.data)
     assert tier.put(HostSegment(header, state)) == SEGMENT_OVERHEAD + 400
     held = tier.find(header.key)
     assert held is not None

@@ -257,9 +257,16 @@ class SequencePool:
             shared >= self.min_prefix_tokens or shared >= self.min_prefix_similarity * prompt.logical_tokens
         )
 
-    def known_tokens(self, prompt: PromptLayout, scope: str) -> int:
-        """How many tokens of a prompt others had as well, whether or not they are still there."""
-        return next((depth for depth, _, _ in self._tree.match(prompt, scope)), 0)
+    def known(self, prompt: PromptLayout, scope: str, most: int = 0) -> tuple[int, tuple[int, ...]]:
+        """How many tokens of a prompt others had as well, kept or not, and up to `most` with which they went on."""
+        return self._tree.continuation(prompt, scope, most)
+
+    def lost_for(self, prompt: PromptLayout, scope: str, tokens: int) -> str | None:
+        """For whom what lies behind the first `tokens` of a prompt was dropped; None where it was not."""
+        lost = [
+            run for depth, _, runs in self._tree.match(prompt, scope) if depth > tokens for run in runs if run.is_lost
+        ]
+        return min(lost, key=lambda run: run.header.start.logical_tokens).lost_to if lost else None
 
     def note_use(self, prompt: PromptLayout, scope: str, tokens: int) -> None:
         """A request starts with the first `tokens` of its prompt reused: the tiers learn what is worth keeping."""
@@ -394,6 +401,20 @@ class SequencePool:
             self._stale.add(sequence_id)
             if sequence_id in self._tree:
                 self._tree.remove(sequence_id)
+
+    def pin(self, prompt: PromptLayout, scope: str, until: float) -> int:
+        """Keep what is stored of a prompt in host memory until then; how many tokens."""
+        if self.tiers is None:
+            return 0
+        matches = list(self._tree.match(prompt, scope))
+        return self.tiers.pin(self.tiers.find(matches, prompt, prompt.logical_tokens), until)
+
+    def clear_idle(self, scope: str | None = None) -> int:
+        """Forget idle prefixes and what is stored (of a scope); how many sequences and segments."""
+        idle = [owner for owner, prefix in self._idle.items() if scope in (None, prefix.scope)]
+        for owner in idle:
+            self._evict(owner)
+        return len(idle) + (self.tiers.clear(scope) if self.tiers else 0)
 
     def charge(self, ms_a_cell: float) -> None:
         """A step that others waited for walked over every idle cell.

@@ -244,6 +244,21 @@ class PrefixTree(Generic[R]):
         for node in reversed(path):
             yield Match(min(depth, node.end.logical_tokens), node.owners, node.runs)
 
+    def continuation(self, prompt: PromptLayout, scope: str, most: int) -> tuple[int, tuple[int, ...]]:
+        """How many tokens of a prompt anybody shares, and up to `most` text tokens with which one of those goes on."""
+        path, depth = self._walk(prompt, scope)
+        if not path:
+            return 0, ()
+        node = path[-1]
+        begin = node.parent.end.logical_tokens if node.parent else 0
+        tokens = node.segment.tokens[depth - begin :].tolist()
+        while node.children and len(tokens) < most:
+            node = next(iter(node.children.values()))
+            if node.segment.is_media:
+                break
+            tokens += node.segment.tokens.tolist()
+        return depth, tuple(tokens[:most])
+
     def _walk(self, prompt: PromptLayout, scope: str) -> tuple[list[_Node[R]], int]:
         """Nodes along a prompt, and how many logical tokens of it they share."""
         path: list[_Node[R]] = []

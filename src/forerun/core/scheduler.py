@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from forerun.core.admission import Admission
 from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
+from forerun.core.cache_report import CacheLookup, CacheReport
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.drafting import GuardedDrafter, NgramDrafter
@@ -21,6 +22,7 @@ from forerun.core.origins import TARGET, Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
 from forerun.core.prefix import ReusablePrefix
+from forerun.core.prompt import PromptLayout
 from forerun.core.radix import PrefixTree
 from forerun.core.recompute import RecomputeCost
 from forerun.core.records import FORCED
@@ -63,6 +65,12 @@ class SchedulerStats:
     cached_prefixes: int
     used_cells: int
     total_cells: int
+    host_bytes: int = 0
+    """KV in host memory."""
+    host_limit: int = 0
+    disk_bytes: int = 0
+    disk_limit: int = 0
+    stored_segments: int = 0
 
 
 class Scheduler:
@@ -183,9 +191,38 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         cells = self.pool.target_cells
-        return SchedulerStats(
+        stats = SchedulerStats(
             len(self._running), len(self._admission), self.pool.idle_ids, cells.used, self.config.n_ctx
         )
+        tiers = self.pool.tiers
+        if tiers is None:
+            return stats
+        return replace(
+            stats,
+            host_bytes=tiers.host.used,
+            host_limit=tiers.host.capacity,
+            disk_bytes=tiers.disk.used,
+            disk_limit=tiers.disk.capacity,
+            stored_segments=len(tiers),
+        )
+
+    # --- the cache ----------------------------------------------------------
+
+    def explain(self, request_id: str) -> CacheReport | None:
+        """Why no more of a request's prompt was reused; None for one that is unknown or long ago."""
+        return self._admission.report(request_id)
+
+    def look_up(self, prompt: PromptLayout, scope: str = "") -> CacheLookup:
+        """How much of a prompt would be reused now, from where; changes nothing."""
+        return self._admission.look_up(prompt, scope)
+
+    def pin(self, prompt: PromptLayout, scope: str, until: float) -> int:
+        """Keep what is stored of a prompt in host memory until then; how many tokens were pinned."""
+        return self.pool.pin(prompt, scope, until)
+
+    def clear_cache(self, scope: str | None = None) -> int:
+        """Forget all idle prefixes (of a scope), wherever they are; how many sequences and stored segments."""
+        return self.pool.clear_idle(scope)
 
     # --- deciding a step ----------------------------------------------------------
 

@@ -93,6 +93,10 @@ class KvSegment:
         return self.host is not None or self.disk is not None
 
     @property
+    def is_lost(self) -> bool:
+        return not self.is_kept
+
+    @property
     def is_at_hand(self) -> bool:
         """Whether it can be restored by the next operation."""
         return self.host is not None and not self.is_fetching
@@ -263,6 +267,10 @@ class PrefixTiers:
 
     def is_worth_restoring(self, stored: StoredPrefix, held: int) -> bool:
         """Whether restoring what lies beyond the `held` tokens saves time."""
+        return self.rates.saving(*self.split(stored, held)) > 0
+
+    def split(self, stored: StoredPrefix, held: int) -> tuple[int, int]:
+        """How many tokens beyond the `held` ones are in host memory, and how many on disk alone."""
         at_hand = fetched = 0
         for part in stored.parts:
             tokens = max(part.stop.logical_tokens - max(part.start.logical_tokens, held), 0)
@@ -270,17 +278,11 @@ class PrefixTiers:
                 fetched += tokens
             else:
                 at_hand += tokens
-        return self.rates.saving(at_hand, fetched) > 0
+        return at_hand, fetched
 
     def holds(self, layout: PromptLayout, scope: str) -> bool:
         """Whether all of a sequence's content is stored."""
         return self._covered(layout, scope).boundary == layout.end
-
-    def knows(self, matches: Sequence[Match[KvSegment]]) -> tuple[int, KvSegment | None]:
-        """How many tokens of a prompt stored or lost segments cover, and a lost one at the end of what is kept."""
-        depth = max((depth for depth, _, runs in matches if runs), default=0)
-        lost = [run for _, _, runs in matches for run in runs if not run.is_kept]
-        return depth, min(lost, key=lambda run: run.header.start.logical_tokens, default=None)
 
     # --- the pool to host ----------------------------------------------------------
 

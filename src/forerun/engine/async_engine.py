@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from forerun.core.request import OutputDelta
 from forerun.core.scheduler import SchedulerStats
+from forerun.engine.cache_calls import AsyncioCache
 from forerun.engine.front_end import FrontEnd
 from forerun.engine.intake import Batch, Conversations, Params, Prompts
 from forerun.engine.output import Output, OutputAssembly
@@ -103,6 +104,11 @@ class AsyncioEngine(FrontEnd):
             sink.forget(batch.indexes)
             raise
         return sink, mailbox
+
+    @property
+    def cache(self) -> AsyncioCache:
+        """The prefix cache: look prompts up, warm, pin, explain, clear."""
+        return AsyncioCache(self._worker, self._questions, self.generate)
 
     async def stats(self) -> SchedulerStats:
         """Counts of requests, sequences and cells, taken between two steps."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from forerun.core.scheduler import SchedulerStats
+from forerun.engine.cache_calls import Cache
 from forerun.engine.front_end import FrontEnd
 from forerun.engine.intake import Batch, Conversations, Params, Prompts
 from forerun.engine.output import Output, OutputAssembly
@@ -44,6 +45,11 @@ class BlockingEngine(FrontEnd):
         sink = QueueSink()
         self._worker.submit(batch.requests, sink)
         return OutputIterator(self, batch, sink, incremental=incremental)
+
+    @property
+    def cache(self) -> Cache:
+        """The prefix cache: look prompts up, warm, pin, explain, clear."""
+        return Cache(self._worker, self._questions, self.generate)
 
     def stats(self) -> SchedulerStats:
         """Counts of requests, sequences and cells, taken between two steps."""

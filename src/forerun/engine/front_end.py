@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable
 
 from forerun.core.prompt import PromptLayout
+from forerun.engine.cache_calls import Questions
 from forerun.engine.intake import Conversation, Intake
 from forerun.engine.loop import EngineLoop
 from forerun.engine.parts import EngineParts
@@ -29,6 +30,7 @@ class FrontEnd:
         loop = EngineLoop(parts.scheduler, parts.runner, parts.clock)
         self._worker = EngineWorker(loop, dispose, interrupt=parts.interrupt, checks_integrity=parts.checks_integrity)
         self._intake = Intake(tokenizer, parts.chat_template, parts.clock)
+        self._questions = Questions(self._intake, parts.clock, tokenizer)
         # Closes the engine when it is dropped or Python exits: its thread must not run native code then.
         self._closes_when_dropped = weakref.finalize(self, self._worker.close)
 

@@ -40,6 +40,15 @@ class Tokenizer:
             vocabulary = self._alive()
             return b"".join([vocabulary.piece(token) for token in tokens])
 
+    def shown(self, tokens: Iterable[int]) -> str:
+        """Text of tokens for people, control tokens as a template writes them; media (ids below 0) are left out."""
+        with self._in_use:
+            vocabulary = self._alive()
+            pieces = [
+                vocabulary.piece(token) or vocabulary.token_text(token).encode() for token in tokens if token >= 0
+            ]
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def _alive(self) -> TextVocabulary:
         if self._vocabulary is None:
             raise EngineClosedError(self._retired)

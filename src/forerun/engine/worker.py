@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from forerun.core.request import FinishReason, OutputDelta, Request
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.scheduler import Scheduler, SchedulerStats
 from forerun.engine.loop import EngineLoop
 from forerun.errors import EngineClosedError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -63,8 +65,11 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class AskStats:
-    answer: Future[SchedulerStats]
+class Ask:
+    """Something to be asked of the scheduler, or done to it, between two steps."""
+
+    question: Callable[[Scheduler], Any]
+    answer: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Close:
     pass
 
 
-Command: TypeAlias = Submit | Abort | AskStats | Close
+Command: TypeAlias = Submit | Abort | Ask | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +129,15 @@ class EngineWorker:
         """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone."""
         self._commands.put(Abort(tuple(request_ids)))
 
+    def ask(self, question: Callable[[Scheduler], T]) -> Future[T]:
+        """What the scheduler answers between two steps. Raises EngineClosedError once the engine has ended."""
+        answer: Future[T] = Future()
+        self._send(Ask(question, answer))
+        return answer
+
     def stats(self) -> Future[SchedulerStats]:
         """The scheduler's counts as they are between two steps. Raises EngineClosedError once the engine has ended."""
-        answer: Future[SchedulerStats] = Future()
-        self._send(AskStats(answer))
-        return answer
+        return self.ask(lambda scheduler: scheduler.stats)
 
     def close(self) -> None:
         """End open requests with EngineClosedError, free everything, join the thread. Safe to call again."""
@@ -137,7 +146,7 @@ class EngineWorker:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _send(self, command: Submit | AskStats) -> None:
+    def _send(self, command: Submit | Ask) -> None:
         # Without the lock the thread could end between the check and the put, and the caller would wait for ever.
         with self._ending:
             if self._ended is not None:
@@ -173,7 +182,7 @@ class EngineWorker:
             self._perform(command)
         return True
 
-    def _perform(self, command: Submit | Abort | AskStats) -> None:
+    def _perform(self, command: Submit | Abort | Ask) -> None:
         if isinstance(command, Submit):
             self._sinks.update((request.id, command.sink) for request in command.requests)
             self._deliver([refused for request in command.requests if (refused := self._add(request)) is not None])
@@ -181,7 +190,7 @@ class EngineWorker:
             ended = [self._abort(request_id) for request_id in command.request_ids]
             self._deliver([delta for delta in ended if delta is not None])
         elif command.answer.set_running_or_notify_cancel():
-            command.answer.set_result(self._loop.scheduler.stats)
+            _answer(command, self._loop.scheduler)
 
     def _add(self, request: Request) -> OutputDelta | None:
         try:
@@ -228,7 +237,7 @@ class EngineWorker:
     def _refuse(self, command: Command, reason: str) -> None:
         if isinstance(command, Submit):
             self._sinks.update((request.id, command.sink) for request in command.requests)
-        elif isinstance(command, AskStats) and command.answer.set_running_or_notify_cancel():
+        elif isinstance(command, Ask) and command.answer.set_running_or_notify_cancel():
             command.answer.set_exception(EngineClosedError(reason))
 
     def _last_delta(self, request_id: str, error: EngineClosedError) -> OutputDelta:
@@ -239,3 +248,10 @@ class EngineWorker:
             delta = None
         delta = delta or OutputDelta(request_id, "", ())
         return replace(delta, finish_reason=FinishReason.ERROR, error=error)
+
+
+def _answer(asked: Ask, scheduler: Scheduler) -> None:
+    try:
+        asked.answer.set_result(asked.question(scheduler))
+    except Exception as error:  # noqa: BLE001 (the question is the caller's, and so is what it raises)
+        asked.answer.set_exception(error)
