@@ -486,12 +486,19 @@ class FakeRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._stored: dict[str, int] = {}
+        self._stored_from: dict[str, int] = {}
         self._unrestorable: list[str] = []
         result = self._execute(plan)
         if self.store is not None and plan.waits_for_store:
             self.store.wait(1.0)
         events = tuple(self.store.take_events()) if self.store else ()
-        return replace(result, stored=self._stored, unrestorable=tuple(self._unrestorable), store_events=events)
+        return replace(
+            result,
+            stored=self._stored,
+            stored_from=self._stored_from,
+            unrestorable=tuple(self._unrestorable),
+            store_events=events,
+        )
 
     def _execute(self, plan: StepPlan) -> StepResult:
         try:
@@ -543,6 +550,9 @@ class FakeRunner:
     def _apply_to_store(self, operation: KvOperation, store: SegmentStore) -> None:
         match operation:
             case StoreSegment(sequence_id, header):
+                first = self.memory.held_from().get(sequence_id, 0)
+                if first > header.start.native_position:
+                    self._stored_from[header.key] = first
                 self._stored[header.key] = store.put(header, self._exported(sequence_id, header))
             case RestoreSegment():
                 self._restore(operation, store)

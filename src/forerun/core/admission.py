@@ -170,21 +170,23 @@ class Admission:
         sequence = self._pool.acquire_matching(layout, state.scope, match=match) if match else self._pool.acquire()
         if sequence is None:
             return False
-        self._report(state, layout, sequence)
+        known = self._report(state, layout, sequence)
         self._start(state, sequence, now)
         if self._pool.tiers is not None and self._config.reuse_prefixes:
             self._count_restored(state, sequence, match)
-            if self._config.memory.has_state:
-                state.choose_checkpoints(self._pool.known(layout, state.scope)[0])
+            if not self._config.memory.is_dense:
+                state.choose_checkpoints(self._config.memory, known)
             self._pool.note_use(layout, state.scope, state.computed)
         return True
 
-    def _report(self, state: RequestState, layout: PromptLayout, sequence: Sequence) -> None:
-        """Remember why no more of a prompt was reused than was."""
-        if not self._config.reuse_prefixes or state.cached is not None:
-            return
+    def _report(self, state: RequestState, layout: PromptLayout, sequence: Sequence) -> int:
+        """Remember why no more of a prompt was reused than was. Returns how much of it others had as well."""
+        if not self._config.reuse_prefixes:
+            return 0
         cached = sequence.reused.logical_tokens
         known, other_after = self._pool.known(layout, state.scope, CONTEXT)
+        if state.cached is not None:  # it was told when the request started first
+            return known
         around = state.history.slice(max(known - CONTEXT, 0), min(known + CONTEXT, layout.logical_tokens))
         lost_for = self._pool.lost_for(layout, state.scope, cached) if cached < known else None
         self._reports[state.request.id] = CacheReport(
@@ -199,6 +201,7 @@ class Admission:
         )
         if len(self._reports) > _REPORTS:
             self._reports.popitem(last=False)
+        return known
 
     def _why(self, layout: PromptLayout, cached: int, known: int, lost_for: str | None) -> WhyNotMore:
         if cached >= layout.logical_tokens - 1:

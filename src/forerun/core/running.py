@@ -14,6 +14,7 @@ import numpy as np
 
 from forerun.core.acceptance import RequestDrafting
 from forerun.core.history import TokenHistory
+from forerun.core.memory import MemoryKind
 from forerun.core.origins import Origins, of_block
 from forerun.core.pool import Sequence
 from forerun.core.prompt import PromptLayout, PromptSegment
@@ -139,15 +140,18 @@ class RequestState:
         ends = [fence for fence in (*self.fences, *self.checkpoints) if fence > self.computed]
         return min([self.text_run_end(), *ends])
 
-    def choose_checkpoints(self, known: int) -> None:
-        """Store what is held at the ends of messages, before the last token, and where others went another way.
+    def choose_checkpoints(self, memory: MemoryKind, known: int) -> None:
+        """Where to store what is held while it is whole, so that later prompts can start there.
 
-        `known`: how many tokens of it others had as well.
+        At the end of the prompt, and where others went another way after `known` tokens; where there is a state also at
+        the ends of messages, and before the last token, which the same prompt would have to evaluate.
         """
         prompt = self.history.slice(0, self.history.prompt_tokens)
-        ends = np.flatnonzero(np.isin(prompt, list(self.sampling.end_tokens))) + 1
-        wanted = [*ends[:_FIRST_MESSAGES].tolist(), *ends[-_LAST_MESSAGES:].tolist(), known, prompt.size - 1]
-        legal = (at for at in wanted if self.computed < at < prompt.size)
+        wanted = [known, prompt.size]
+        if memory.has_state:
+            ends = (np.flatnonzero(np.isin(prompt, list(self.sampling.end_tokens))) + 1).tolist()
+            wanted += [*ends[:_FIRST_MESSAGES], *ends[-_LAST_MESSAGES:], prompt.size - 1]
+        legal = (at for at in wanted if self.computed < at <= prompt.size)
         self.checkpoints = {at for at in legal if self.request.prompt.boundary_at(at) is not None}
 
     def layout(self, tokens: int) -> PromptLayout:

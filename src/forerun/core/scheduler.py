@@ -375,8 +375,11 @@ class Scheduler:
         count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
         state.computed += count
         self.pool.target_cells.append(rows.sequence_id, count)
+        self._store_checkpoint(state)
+
+    def _store_checkpoint(self, state: RequestState) -> None:
         if state.computed in state.checkpoints:
-            self.pool.store(rows.sequence_id, state.layout(state.computed), state.scope)
+            self.pool.store(sequence_of(state).id, state.layout(state.computed), state.scope)
 
     def _learn_costs(self, plan: StepPlan, result: StepResult) -> None:
         """Costs, and what drafting saved or lost: before the step's own tokens and cells are counted."""
@@ -413,6 +416,7 @@ class Scheduler:
         in_memory = state.history.size + len(result.tokens) - 1
         self.pool.target_cells.append(sequence_id, in_memory - state.computed)
         state.computed = in_memory
+        self._store_checkpoint(state)
         state.is_suspect = False
         delta = state.take_tokens(result, self._vocabulary, now, proposed)
         if delta.finish_reason is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prompt import PromptBoundary, PromptLayout, SpeculativePosition
@@ -503,13 +503,14 @@ class PrefixTiers:
         self.rates.learn(plan, result, now)
         for operation in plan.operations:
             if isinstance(operation, StoreSegment):
-                self._settle_store(operation.header.key, result.stored.get(operation.header.key, 0))
+                key = operation.header.key
+                self._settle_store(key, result.stored.get(key, 0), result.stored_from.get(key, 0))
         for key in result.unrestorable:
             self._distrust(key)
         for event in result.store_events:
             self._settle_event(event)
 
-    def _settle_store(self, key: str, nbytes: int) -> None:
+    def _settle_store(self, key: str, nbytes: int, whole_from: int) -> None:
         segment = self._segments.get(key)
         if segment is None or segment.host is None or not segment.is_storing:  # dropped meanwhile
             return
@@ -518,6 +519,7 @@ class PrefixTiers:
         if not nbytes:
             self._distrust(key)
             return
+        segment.header = replace(segment.header, whole_from=whole_from)
         self.host.resize(segment.host, nbytes)
         segment.host_bytes = nbytes
         if self.host.used > self.host.capacity:
@@ -566,6 +568,8 @@ class PrefixTiers:
                 self.host.resize(segment.host, event.nbytes)
                 segment.host_bytes = event.nbytes
                 segment.is_fetching = False
+            case StoreEventKind.FETCH_REFUSED if segment.is_fetching:
+                self._leave_host(segment)
             case StoreEventKind.FETCH_FAILED if segment.is_fetching:
                 self._distrust(event.key)
 
