@@ -52,6 +52,26 @@ def test_a_configuration_that_makes_no_sense_names_field_limit_and_value(options
     assert words in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"n_seq_max": 256}, "dense", "n_seq_max: is 256; 1 id beside it is needed to copy prefixes out of the pool,"),
+        ({"max_num_seqs": 256}, "dense", "is 256; 1 id beside it is needed"),
+        ({"n_seq_max": 240, "speculation": 4}, "hybrid", "out of the pool and 16 to take rejected drafts back, and"),
+        ({"n_seq_max": 241, "speculation": 4}, "hybrid", "is 241; with speculation, a recurrent or hybrid model needs"),
+    ],
+)
+def test_ids_that_the_engine_needs_itself_are_counted(options: dict[str, Any], kind: str, words: str) -> None:
+    has_state = kind == "hybrid"
+    with pytest.raises(InvalidConfigError) as refusal:
+        EngineConfig(**{"model": "smollm2", **options}).native_ids(has_state=has_state)
+    assert words in str(refusal.value)
+    fewer = {"model": "smollm2", **options, "n_seq_max": 200, "max_num_seqs": 16}
+    ids = EngineConfig(**fewer).native_ids(has_state=has_state)
+    assert ids == 201 + (16 if has_state else 0)
+    assert EngineConfig(**{**fewer, "reuse_prefixes": False}).native_ids(has_state=has_state) == ids - 1
+
+
 def test_a_path_may_be_a_path() -> None:
     paths: dict[str, Any] = {"model": Path("a") / "b.gguf", "draft": Path("c.gguf")}
     config = EngineConfig(**paths)

@@ -207,6 +207,9 @@ class LlamaDrafter:
         if position:  # a recurrent memory is copied whole whatever the position is
             self.context.copy_sequence(source_id, target_id, position)
 
+    tail_bytes = 0
+    """What `tail` gives."""
+
     def tail(self, sequence_id: int, position: int) -> NDArray[np.uint8]:  # noqa: ARG002 (a plain model has none)
         """What going on from `position` takes beside the memory, for a store; empty: nothing."""
         return np.empty(0, np.uint8)

@@ -44,6 +44,7 @@ class MtpDrafter(LlamaDrafter):
         super().__init__(context)
         self._target = target
         self._width = nextn_width(context.model.handle)
+        self.tail_bytes = 4 * self._width
         self._states = HiddenStates(self._width, max(STATE_BYTES // (4 * self._width), target.n_batch))
         output_hidden_states(target.handle)
         output_hidden_states(context.handle)
@@ -99,7 +100,7 @@ class MtpDrafter(LlamaDrafter):
         return state.view(np.uint8)[0] if is_known else np.empty(0, np.uint8)
 
     def restore_tail(self, sequence_id: int, position: int, tail: NDArray[np.uint8]) -> None:
-        if tail.size == 4 * self._width:
+        if tail.size == self.tail_bytes:
             state = np.frombuffer(tail.tobytes(), np.float32)
             self._states.write(sequence_id, position - 1, state[np.newaxis])
 

@@ -120,7 +120,8 @@ class Segments:
         for part, place in zip(parts, places, strict=True):
             piece = (part.start, part.stop)
             if part.memory is Memory.TARGET:
-                whole_from = max(whole_from, self._target.read(sequence_id, piece, place))
+                first = self._target.read(sequence_id, piece, place)
+                whole_from = first if first > part.start else whole_from
             elif part.memory is Memory.DRAFT and self._draft is not None:
                 self._draft.read(sequence_id, piece, place)
             else:
