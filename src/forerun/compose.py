@@ -28,6 +28,7 @@ from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_d
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.models.gguf_header import GgufHeader
+    from forerun.models.model_identity import ModelIdentity
     from forerun.models.preflight import Candidate, Limits, Preflight
     from forerun.models.prospects import Check
     from forerun.native.context import ContextParams, LlamaContext
@@ -103,7 +104,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             scheduler=Scheduler(scheduler_config, model.vocabulary, costs=costs, lookups=lookups),
             runner=LlamaRunner(context, drafter, verification, _rollback(context, config, limits.n_seq_max)),
             vocabulary=model.vocabulary,
-            chat_template=_chat_template(model),
+            chat_template=chat_template(model),
             model_name=paths[0].name,
             n_ctx=n_ctx,
             interrupt=lambda: _interrupt(contexts),
@@ -353,7 +354,8 @@ def _scheduler_config(
     )
 
 
-def _chat_template(model: LlamaModel) -> ChatRenderer | None:
+def chat_template(model: LlamaModel) -> ChatRenderer | None:
+    """A model's own template; None where it has none."""
     from forerun.chat.templates import ChatTemplate
 
     vocabulary = model.vocabulary
@@ -361,3 +363,26 @@ def _chat_template(model: LlamaModel) -> ChatRenderer | None:
         return None
     bos, eos = (vocabulary.token_text(token) if token >= 0 else "" for token in (vocabulary.bos, vocabulary.eos))
     return ChatTemplate(vocabulary.chat_template, bos, eos)
+
+
+def model_identity(config: EngineConfig, found: Preflight, progress: LoadProgress | None = None) -> ModelIdentity:
+    """What stored KV of a usable pair depends on. Reads the models' files where it is their first time.
+
+    Raises ModelLoadError.
+    """
+    from forerun.models.model_identity import ModelIdentity, is_beyond_training, model_digest
+    from forerun.native.build import library_build
+
+    target, *drafts = found.candidates
+    limits = found.usable_limits
+    contexts = zip(found.candidates, (limits.n_ctx, limits.draft_n_ctx), strict=False)
+    draft = next(("mtp" if one.is_mtp else model_digest(one.header, progress) for one in drafts), "")
+    return ModelIdentity(
+        target=model_digest(target.header, progress),
+        target_name=target.header.path.name,
+        draft=draft,
+        draft_name=next((one.name for one in drafts), ""),
+        build=library_build(),
+        settings=_context_params(config, limits.n_ctx, target.memory).numbers(),
+        beyond_training=tuple(is_beyond_training(one.header, n_ctx) for one, n_ctx in contexts),
+    )

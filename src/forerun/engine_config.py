@@ -37,8 +37,11 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "n_gpu_layers": (-1, 2**31 - 1),
     "speculation": (0, MAX_DRAFT_TOKENS),
     "suffix_tokens": (0, 2**26),
+    "cache_ram": (0, 2**50),
+    "cache_disk": (1, 2**60),
 }
-_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_seq_max", "n_threads", "speculation"}
+_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_seq_max", "n_threads", "speculation", "cache_ram"}
+DEFAULT_CACHE_DISK = 16 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,16 @@ class EngineConfig:
     """A drafter of your own beside Forerun's: "module:factory", a factory, or the drafter itself (docs/drafters.md)."""
     suffix_tokens: int = 2**20
     """Tokens of past outputs that are kept to draft from, 36 bytes each; 0 none."""
+    cache_ram: int | None = None
+    """Bytes of host memory for prefixes that leave the pool; 0 none. None: a quarter of what is free beside the models,
+    at most 8 GiB.
+    """
+    cache_dir: str | None = None
+    """A directory (a Path too) that keeps prefixes over restarts, made where it is not there; it must be yours alone.
+    None keeps none.
+    """
+    cache_disk: int = DEFAULT_CACHE_DISK
+    """Bytes of files in `cache_dir`, all models together."""
     synthetic_acceptance: float | None = None
     """For measuring only: each drafted token is accepted with this probability (0 to 1), whatever the model says. Costs
     are real, answers are not, and every output says so. Without a draft model a dummy drafts, as much as it may;
@@ -100,12 +113,13 @@ class EngineConfig:
     """Check every owner's bookkeeping whenever the engine goes idle."""
 
     def __post_init__(self) -> None:
-        for name in ("model", "draft"):
+        for name in ("model", "draft", "cache_dir"):
             object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
             if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
                 _check(name, getattr(self, name), low, high)
         _check_share("synthetic_acceptance", self.synthetic_acceptance)
+        self._check_cache()
         if self.mtp is not None and not isinstance(self.mtp, bool):
             _refuse("mtp", f"must be true, false or None, got {self.mtp!r}")
         if self.mtp and self.draft is not None:
@@ -119,6 +133,16 @@ class EngineConfig:
         if self.max_num_seqs > self.max_num_batched_tokens:
             rows = f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but a step holds only {rows}")
+
+    def _check_cache(self) -> None:
+        if self.cache_dir is None:
+            return
+        if not self.cache_dir:
+            _refuse("cache_dir", "the name is empty: give the path of a directory")
+        if self.cache_ram == 0:
+            _refuse("cache_dir", "prefixes reach the disk through host memory, but cache_ram is 0: give it some")
+        if os.name != "posix":
+            _refuse("cache_dir", "this system cannot keep files to one user: leave it out, cache_ram works here too")
 
     def sequence_ids(self, *, has_state: bool) -> int:
         """Ids of requests and cached prefixes: cheap where memory is cells, a whole state each where it is one."""
@@ -178,10 +202,11 @@ class EngineConfig:
 
 def _file_name(name: str, value: object) -> str | None:
     """A name or path as text: callers may give a Path."""
-    if value is None and name == "draft":
+    if value is None and name != "model":
         return None
     if not isinstance(value, str | os.PathLike):
-        _refuse(name, f"must be a path or a known name, got {value!r}")
+        known = "" if name == "cache_dir" else " or a known name"
+        _refuse(name, f"must be a path{known}, got {value!r}")
     return os.fsdecode(value)
 
 

@@ -262,6 +262,11 @@ def test_a_link_of_somebody_else_is_refused_and_an_own_one_is_not(tmp_path: Path
         CacheDirectory(link)
 
 
+def test_a_tilde_is_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert CacheDirectory(Path("~/kv")).path == tmp_path / "kv"
+
+
 def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfigError, match=r"cache_dir: .*file: cannot be used as a cache: File exists"):

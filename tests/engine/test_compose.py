@@ -40,6 +40,12 @@ from tests.support.tiny_models import TinyModel
         ({"synthetic_acceptance": "1"}, "synthetic_acceptance: must be a number, got '1'"),
         ({"verification": "some"}, "verification: must be one of auto, match, rejection, got 'some'"),
         ({"suffix_tokens": -1}, "suffix_tokens: must lie between 0 and 67108864, got -1"),
+        ({"cache_ram": -1}, "cache_ram: must lie between 0 and 1125899906842624, got -1"),
+        ({"cache_ram": "2GiB"}, "cache_ram: must be a whole number, got '2GiB'"),
+        ({"cache_disk": None}, "cache_disk: must be a whole number, got None"),
+        ({"cache_dir": 5}, "cache_dir: must be a path, got 5"),
+        ({"cache_dir": ""}, "cache_dir: the name is empty: give the path of a directory"),
+        ({"cache_dir": "kv", "cache_ram": 0}, "cache_dir: prefixes reach the disk through host memory, but cache_ram"),
         ({"model": None}, "model: must be a path or a known name, got None"),
         ({"draft": 5}, "draft: must be a path or a known name, got 5"),
         ({"max_num_seqs": 20, "n_seq_max": 10}, "max_num_seqs: is 20, but there are only n_seq_max = 10 ids"),
@@ -73,9 +79,9 @@ def test_ids_that_the_engine_needs_itself_are_counted(options: dict[str, Any], k
 
 
 def test_a_path_may_be_a_path() -> None:
-    paths: dict[str, Any] = {"model": Path("a") / "b.gguf", "draft": Path("c.gguf")}
+    paths: dict[str, Any] = {"model": Path("a") / "b.gguf", "draft": Path("c.gguf"), "cache_dir": Path("kv")}
     config = EngineConfig(**paths)
-    assert (config.model, config.draft) == (str(Path("a", "b.gguf")), "c.gguf")
+    assert (config.model, config.draft, config.cache_dir) == (str(Path("a", "b.gguf")), "c.gguf", "kv")
 
 
 def test_an_unknown_option_is_not_dropped_in_silence() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.models.machine_memory import FreeMemory, free_memory
+from forerun.models.machine_memory import FreeMemory, default_cache_ram, free_memory
 
 MIB = 1024 * 1024
 
@@ -51,3 +51,12 @@ def test_version_1_groups_count_too(tmp_path: Path) -> None:
 
 def test_a_system_that_tells_nothing_is_none(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
+
+
+def test_prefixes_get_a_quarter_of_what_models_leave_at_most_8_gib() -> None:
+    free = FreeMemory(20 * 2**30, "this machine")
+    assert default_cache_ram(free) == 5 * 2**30
+    assert default_cache_ram(free, needed=12 * 2**30) == 2 * 2**30
+    assert default_cache_ram(free, needed=30 * 2**30) == 0
+    assert default_cache_ram(FreeMemory(2**40, "this machine")) == 8 * 2**30
+    assert default_cache_ram(None) == 2**28

@@ -34,14 +34,14 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheDirectory:
-    """A directory that is ours alone. Any thread; calls wait for the disk.
+    """A directory that is ours alone (`~` is expanded). Any thread; calls wait for the disk.
 
     Raises InvalidConfigError where it cannot be made or read, or somebody else could put files there: what is read
     from it goes into native code.
     """
 
     def __init__(self, path: Path, *, creates: bool = True) -> None:
-        self.path = path
+        self.path = path = Path(os.path.expanduser(path))  # leaves "~nobody" as it is, where Path raises
         try:
             if creates:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import forerun
+from forerun.cli.cache_commands import cache_app
 from forerun.cli.endings import ends_well
 from forerun.cli.flatten import takes_groups
 from forerun.cli.options import ModelOptions, SamplingOptions
@@ -19,6 +20,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Run llama.cpp models: batched, with cached prefixes, with a draft running ahead.",
 )
+
+app.add_typer(cache_app, name="cache")
 
 _RUN_EXAMPLES = """
 Examples:

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from forerun.cli.sizes import parse_size
 from forerun.core.request import SamplingParams
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidRequestError
 
 _model = functools.partial(typer.Option, rich_help_panel="Model and memory")
+_cache = functools.partial(typer.Option, rich_help_panel="Cached prefixes")
 _sampling = functools.partial(typer.Option, rich_help_panel="Sampling")
 
 
@@ -83,6 +85,17 @@ class ModelOptions:
         _model("--n-ctx", help="Tokens of memory. Default: the model's own, at most 8192."),
     ] = None
     threads: Annotated[int | None, _model(help="CPU threads. Default: the physical cores.")] = None
+    cache_ram: Annotated[
+        str | None,
+        _cache(
+            metavar="SIZE",
+            help="Host memory for prefixes, such as 2GiB; 0 none. Default: a quarter of what is free, at most 8GiB.",
+        ),
+    ] = None
+    cache_dir: Annotated[
+        str | None, _cache(metavar="PATH", help="A directory that keeps prefixes over restarts. Default: none does.")
+    ] = None
+    cache_disk: Annotated[str, _cache(metavar="SIZE", help="Files in --cache-dir at most.")] = "16GiB"
     n_gpu_layers: Annotated[int, _model("--n-gpu-layers", help="Layers on the GPU; -1 for all.")] = -1
     calibrate: Annotated[
         bool, _model("--calibrate", metavar="", help="Measure what decodes cost here again (auto speculation).")
@@ -100,6 +113,9 @@ class ModelOptions:
             synthetic_acceptance=self.synthetic_acceptance,
             n_ctx=self.n_ctx,
             n_threads=self.threads,
+            cache_ram=None if self.cache_ram is None else parse_size("cache_ram", self.cache_ram),
+            cache_dir=self.cache_dir,
+            cache_disk=parse_size("cache_disk", self.cache_disk),
             n_gpu_layers=self.n_gpu_layers,
             recalibrate=self.calibrate,
         )

@@ -1,0 +1,74 @@
+"""Answers that need a vocabulary or a cache directory, but no engine: joins the same packages as `compose`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.compose import chat_template, model_identity, preflight
+from forerun.core.cache_report import CacheLookup
+from forerun.core.config import SchedulerConfig
+from forerun.core.prompt import PromptLayout
+from forerun.core.scheduler import Scheduler
+from forerun.engine.intake import Intake
+from forerun.engine.parts import TextVocabulary
+from forerun.engine.tokenizer import Tokenizer
+from forerun.engine_config import EngineConfig
+from forerun.errors import InvalidConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReader:
+    """Prompts as an engine would read them, and tokens as text."""
+
+    intake: Intake
+    tokenizer: Tokenizer
+    vocabulary: TextVocabulary
+
+
+@contextmanager
+def prompt_reader(name: str) -> Iterator[PromptReader]:
+    """A model's vocabulary and chat template, without its weights. Raises ModelError."""
+    from forerun.models.probe import probe_model
+    from forerun.models.resolve import resolve_model
+    from forerun.native.model import LlamaModel
+
+    model = LlamaModel.load(probe_model(resolve_model(name)).path, vocab_only=True)
+    try:
+        tokenizer = Tokenizer(model.vocabulary)
+        yield PromptReader(Intake(tokenizer, chat_template(model), time.monotonic), tokenizer, model.vocabulary)
+    finally:
+        model.close()
+
+
+def look_up_on_disk(config: EngineConfig, prompt: Callable[[Intake], PromptLayout]) -> CacheLookup:
+    """How much of a prompt an engine of this configuration, started now, would find in `cache_dir`.
+
+    Deletes nothing. Raises ModelError, InvalidConfigError.
+    """
+    from forerun.cache.directory import CacheDirectory
+    from forerun.cache.disk import SegmentFiles
+
+    found = preflight(config)
+    found.require_usable()
+    if config.cache_dir is None:
+        raise InvalidConfigError("cache_dir", "is not given: name the directory that keeps the prefixes")
+    directory = CacheDirectory(Path(config.cache_dir), creates=False)
+    identity = model_identity(config, found)
+    target = found.candidates[0]
+    with prompt_reader(config.model) as reader:
+        scheduler = Scheduler(
+            SchedulerConfig(
+                n_ctx=found.usable_limits.n_ctx,
+                memory=target.memory,
+                cache_ram=1,
+                cache_disk=2**62,
+                model_key=identity.key,
+            ),
+            reader.vocabulary,
+            stored=SegmentFiles(directory, identity.key).scan(removes=False),
+        )
+        return scheduler.look_up(prompt(reader.intake))
