@@ -11,7 +11,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from io import FileIO
+from typing import Final
 
 from forerun.cache.directory import CREATE_FLAGS, DESCRIPTION, READ_FLAGS, CacheDirectory
 from forerun.cache.file_format import BadSegmentError, SegmentHead, is_key, read_head, read_segment
@@ -170,7 +171,7 @@ def _entries(handle: int) -> list[os.DirEntry[str]]:
 
 
 @contextmanager
-def _opened(shard: int, name: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+def _opened(shard: int, name: str) -> Iterator[tuple[FileIO, os.stat_result]]:
     """A regular file to read, unbuffered. Raises BadSegmentError for a link or anything else; OSError."""
     try:
         handle = os.open(name, READ_FLAGS, dir_fd=shard)

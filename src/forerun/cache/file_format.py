@@ -29,10 +29,11 @@ import json
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from forerun.buffers import new_buffer
 from forerun.core.prefix import PromptCheckpointState
 from forerun.core.prompt import PromptBoundary, PromptSegment, as_tokens
 from forerun.core.segment import SegmentHeader, segment_key
@@ -59,6 +60,16 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 Json: TypeAlias = Any
 """What json.loads gave: anything."""
+
+
+class SegmentFile(Protocol):
+    """A file opened for reading bytes, buffered or not."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+    def seek(self, offset: int, /) -> int: ...
 
 
 class BadSegmentError(Exception):
@@ -134,7 +145,7 @@ def _described(segment: PromptSegment) -> list[str | int]:
 # --- reading ----------------------------------------------------------
 
 
-def read_head(file: BinaryIO, size: int) -> SegmentHead:
+def read_head(file: SegmentFile, size: int) -> SegmentHead:
     """The head of a file of `size` bytes, read from its start; at most 4.3 MB are, 4 KB as a rule.
 
     Raises BadSegmentError, also where `size` is not what the head says; OSError.
@@ -149,14 +160,16 @@ def read_head(file: BinaryIO, size: int) -> SegmentHead:
     return head
 
 
-def read_segment(file: BinaryIO, size: int) -> tuple[SegmentHead, PromptCheckpointState]:
+def read_segment(file: SegmentFile, size: int) -> tuple[SegmentHead, PromptCheckpointState]:
     """All of a seekable file of `size` bytes, every byte checked. Raises BadSegmentError; OSError."""
     head = read_head(file, size)
     file.seek(len(head.encoded))
-    payload = _read(file, head.payload_bytes)
+    payload = new_buffer(head.payload_bytes)
+    if file.readinto(payload) != payload.nbytes:
+        raise BadSegmentError("the file is shorter than it says")
     if _read(file, _DIGEST_BYTES) != head.payload_digest(payload):
         raise BadSegmentError("the payload does not match its digest")
-    return head, _STATES["speculative" if head.is_speculative else "target"](payload)
+    return head, _STATES["speculative" if head.is_speculative else "target"](payload.toreadonly())
 
 
 def decode_head(data: bytes) -> SegmentHead:
@@ -275,8 +288,8 @@ def _key(value: Json) -> str:
     return _text(value)
 
 
-def _read(file: BinaryIO, count: int) -> bytes:
-    data = file.read(count)
+def _read(file: SegmentFile, count: int) -> bytes:
+    data = file.read(count) or b""
     if len(data) != count:
         raise BadSegmentError("the file is shorter than it says")
     return data
