@@ -52,11 +52,11 @@ def look_up_on_disk(config: EngineConfig, prompt: Callable[[Intake], PromptLayou
     from forerun.cache.directory import CacheDirectory
     from forerun.cache.disk import SegmentFiles
 
-    found = preflight(config)
-    found.require_usable()
     if config.cache_dir is None:
         raise InvalidConfigError("cache_dir", "is not given: name the directory that keeps the prefixes")
     directory = CacheDirectory(Path(config.cache_dir), creates=False)
+    found = preflight(config)
+    found.require_usable()
     identity = model_identity(config, found)
     target = found.candidates[0]
     with prompt_reader(config.model) as reader:

@@ -84,7 +84,7 @@ def test_ls_lists_conversations_the_last_used_first(forerun: Forerun, cache_dir:
     assert "1 of 2 conversations: --limit shows more" in result.stdout
 
 
-def test_ls_shows_first_words_with_a_model_s_vocabulary(
+def test_ls_shows_the_first_words_that_tell_conversations_apart(
     forerun: Forerun, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -98,11 +98,10 @@ def test_ls_shows_first_words_with_a_model_s_vocabulary(
     model.touch()
     result = forerun("cache", "ls", "--cache-dir", str(cache_dir), "--model", str(model))
     assert result.exit_code == 0, result.output
-    assert "ababb" in result.stdout
-    assert "abaaaa" in result.stdout
+    assert {line.split("│")[-2].strip() for line in result.stdout.splitlines() if "small" in line} == {"bb", "aaa"}
     assert "large" not in result.stdout
     listed = json.loads(forerun("cache", "ls", "--cache-dir", str(cache_dir), "--model", str(model), "--json").stdout)
-    assert {one["first_words"] for one in listed["conversations"]} == {"ababb", "abaaaa"}
+    assert {one["first_words"] for one in listed["conversations"]} == {"bb", "aaa"}
     assert listed["total"] == 2
 
 
@@ -123,6 +122,19 @@ def test_clear_deletes_what_is_old_or_of_one_model(forerun: Forerun, cache_dir: 
     assert remaining(cache_dir) == {MODEL_KEY: 3}
     assert "deleted: 3 segments" in forerun(*arguments, "--model", "small.gguf").stdout
     assert remaining(cache_dir) == {}
+
+
+def test_clear_deletes_files_that_are_of_no_use_too(forerun: Forerun, cache_dir: Path) -> None:
+    for file in cache_dir.rglob("*.kv"):
+        file.write_bytes(b"of a version to come")
+    assert "deleted: 4 segments" in forerun("cache", "clear", "--cache-dir", str(cache_dir), "--yes").stdout
+    assert not list(cache_dir.rglob("*.kv"))
+
+
+def test_lookup_needs_a_directory(forerun: Forerun) -> None:
+    result = forerun("cache", "lookup", "smollm2", "text")
+    assert result.exit_code == 2
+    assert result.stderr == "forerun: cache_dir: is not given: name the directory that keeps the prefixes\n"
 
 
 def test_an_unknown_model_is_told_what_there_is(forerun: Forerun, cache_dir: Path) -> None:

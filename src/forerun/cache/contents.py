@@ -56,7 +56,8 @@ _SHORTEST_KEY = 4
 
 
 def stored_models(directory: CacheDirectory) -> list[StoredModel]:
-    """All models that have segments in a directory, the one with most bytes first. Raises OSError."""
+    """All models that have files in a directory, of use or not, the one with most bytes first. Raises OSError."""
     files = [SegmentFiles(directory, key) for key in directory.model_keys()]
     models = [StoredModel(one, directory.description(one.model_key), one.scan(removes=False)) for one in files]
-    return sorted([model for model in models if model.segments], key=lambda model: model.nbytes, reverse=True)
+    there = [model for model in models if model.segments or model.files.sizes()]
+    return sorted(there, key=lambda model: model.nbytes, reverse=True)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from forerun.cli.run import read_prompts
 from forerun.cli.sizes import parse_age
 from forerun.cli.terminal import Terminal
 from forerun.core.cache_report import CacheLookup
-from forerun.core.prompt import PromptLayout
+from forerun.core.prompt import PromptLayout, Tokens
 from forerun.engine.intake import Intake
 from forerun.engine.tokenizer import Tokenizer
 from forerun.errors import InvalidConfigError, ModelNotFoundError
@@ -61,16 +61,19 @@ def list_conversations(cache_dir: str, *, model: str | None, limit: int, as_json
     models = _chosen(stored_models(_directory(cache_dir)), model)
     rows = [(one, conversation) for one in models for conversation in one.conversations]
     rows.sort(key=lambda row: row[1].last_used, reverse=True)
+    shown = rows[:limit]
     with _reader(model) as reader:
-        words = None if reader is None else _first_words(reader.tokenizer)
-        if as_json:
-            listed = [_conversation_as_json(*row, words) for row in rows[:limit]]
-            _print_json({"conversations": listed, "total": len(rows)})
-            return
-        table = _table("tokens", "size", "last used", "model", *(["first words"] if words else []))
-        for one, conversation in rows[:limit]:
-            first = [Text(words(conversation))] if words else []
-            table.add_row(*_facts(conversation), Text(one.name), *first)
+        words = None if reader is None else _first_words([row[1].layout for row in shown], reader.tokenizer)
+    if as_json:
+        listed = [_conversation_as_json(*row) for row in shown]
+        for index, said in enumerate(words or ()):
+            listed[index]["first_words"] = said
+        _print_json({"conversations": listed, "total": len(rows)})
+        return
+    table = _table("tokens", "size", "last used", "model", *(["first words"] if words else []))
+    for index, (one, conversation) in enumerate(shown):
+        first = [Text(words[index])] if words else []
+        table.add_row(*_facts(conversation), Text(one.name), *first)
     console = Console(highlight=False)
     console.print(table)
     if len(rows) > limit:
@@ -87,17 +90,24 @@ def _facts(conversation: StoredConversation) -> tuple[str, ...]:
     return str(conversation.tokens), size(conversation.nbytes), _ago(conversation.last_used)
 
 
-def _first_words(tokenizer: Tokenizer) -> Callable[[StoredConversation], str]:
-    """Says how a conversation begins; control characters are left out, and so are tokens that its model lacks."""
+def _first_words(layouts: Sequence[PromptLayout], tokenizer: Tokenizer) -> list[str]:
+    """How each conversation begins; what all of them share, a system prompt as a rule, is left out."""
+    shared = min((layouts[0].common_prefix(other).logical_tokens for other in layouts[1:]), default=0)
+    texts = [layout.text_tokens if shared == layout.logical_tokens else _after(layout, shared) for layout in layouts]
+    return [_words(tokens[:_FIRST_TOKENS].tolist(), tokenizer) for tokens in texts]
 
-    def words(conversation: StoredConversation) -> str:
-        tokens = conversation.layout.text_tokens[:_FIRST_TOKENS].tolist()
-        with suppress(IndexError):
-            text = tokenizer.bytes_of(tokens).decode(errors="replace")
-            return "".join(c for c in " ".join(text.split()) if c.isprintable())[:_FIRST_WORDS]
+
+def _after(layout: PromptLayout, shared: int) -> Tokens:
+    return PromptLayout(layout.slice_segments(shared, layout.logical_tokens)).text_tokens
+
+
+def _words(tokens: list[int], tokenizer: Tokenizer) -> str:
+    """Tokens as one line, without control characters; nothing where the vocabulary lacks one of them."""
+    try:
+        text = tokenizer.bytes_of(tokens).decode(errors="replace")
+    except IndexError:
         return ""
-
-    return words
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:_FIRST_WORDS]
 
 
 def look_up(options: ModelOptions, prompt: str, *, system: str | None, raw: bool, as_json: bool) -> None:
@@ -193,17 +203,13 @@ def _model_as_json(model: StoredModel) -> dict[str, Any]:
     }
 
 
-def _conversation_as_json(
-    model: StoredModel, conversation: StoredConversation, words: Callable[[StoredConversation], str] | None
-) -> dict[str, Any]:
-    said = {} if words is None else {"first_words": words(conversation)}
+def _conversation_as_json(model: StoredModel, conversation: StoredConversation) -> dict[str, Any]:
     return {
         "model": model.key,
         "tokens": conversation.tokens,
         "segments": len(conversation.segments),
         "bytes": conversation.nbytes,
         "last_used": conversation.last_used,
-        **said,
     }
 
 

@@ -79,7 +79,7 @@ def ls(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="One model alone: then the first words are shown, by its vocabulary."
+            "--model", metavar="MODEL", help="One model alone: by its vocabulary the first words are shown that differ."
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="So many at most, the last used first.")] = 20,
