@@ -413,6 +413,41 @@ def test_what_was_dropped_or_removed_before_its_event_was_taken_has_none(cache: 
     assert names(store.take_events()) == events(FETCH_FAILED, B.key)
 
 
+def test_a_segment_persisted_again_while_its_file_turns_out_torn_is_written_anew(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = cache.open()
+    persist(store, A)
+    store.drop(A.key)
+    cache.file(A).write_bytes(b"torn")
+    gate = Gate(monkeypatch, "read")
+    store.fetch(A.key)
+    put(store, A)
+    store.persist(A.key)
+    gate.is_open.set()
+    assert names(finish(store, 2)) == events(FETCHED, A.key) | events(PERSISTED, A.key)
+    assert store.disk is not None
+    assert store.disk.used == FILE == cache.file(A).stat().st_size
+    store.drop(A.key)
+    store.fetch(A.key)
+    assert names(finish(store)) == events(FETCHED, A.key)
+
+
+def test_a_torn_file_that_cannot_be_removed_goes_on_counting(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    store = cache.open(disk=FILE)
+    persist(store, A)
+    store.drop(A.key)
+    cache.file(A).write_bytes(b"torn")
+    monkeypatch.setattr(SegmentFiles, "remove", refused)
+    store.fetch(A.key)
+    assert names(finish(store)) == events(FETCH_FAILED, A.key)
+    assert store.disk is not None
+    assert store.disk.used == FILE
+
+
 def test_a_broken_disk_is_told_in_events_and_once_in_the_log(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,6 +60,8 @@ class PendingRead:
 
     segment: DiskSegment
     is_cancelled: bool = False
+    is_stuck: bool = False
+    """Its file was no use and could not be deleted."""
 
 
 class DiskTier:
@@ -106,7 +108,8 @@ class DiskTier:
             then(None)
             return
         known = self._segments.get(key)
-        is_known = known is not None and known.header == segment.header
+        here = DiskSegment(segment.header, head.file_bytes, host_bytes(head.payload_bytes))
+        is_known = known == here
         reserved = 0 if is_known else head.file_bytes
         if not self._has_room(head.file_bytes, reserved):
             then(None)
@@ -142,15 +145,14 @@ class DiskTier:
             del self._writes[key]
         if isinstance(result, Exception):
             self._tell_once(f"{self._files.directory.path}: segments cannot be written: {_reason(result)}")
+        self._used -= write.reserved
         if isinstance(result, Exception) or not result or write.is_removed:
-            self._used -= write.reserved
             if not write.is_removed:
                 then(None)
             return
-        if write.reserved:
-            self._forget(key)
-            payload = write.head.payload_bytes
-            self._segments[key] = DiskSegment(write.header, write.head.file_bytes, host_bytes(payload))
+        self._forget(key)
+        self._segments[key] = DiskSegment(write.header, result, host_bytes(write.head.payload_bytes))
+        self._used += result
         then(result)
 
     # --- reading and removing ----------------------------------------------------------
@@ -160,7 +162,7 @@ class DiskTier:
         if self._is_closed:
             then(None)
         else:
-            self._worker.submit(lambda: self._check(read), lambda result: self._end_read(read.segment, result, then))
+            self._worker.submit(lambda: self._check(read), lambda result: self._end_read(read, result, then))
 
     def _check(self, read: PendingRead) -> PromptCheckpointState | None:
         """On the worker's thread."""
@@ -172,21 +174,25 @@ class DiskTier:
             if head.header != expected.header or host_bytes(head.payload_bytes) != expected.host_bytes:
                 raise BadSegmentError("another engine has written the segment differently")
         except Exception:
-            with suppress(OSError):
+            try:
                 self._files.remove(key)
+            except OSError:
+                read.is_stuck = True
             raise
         with suppress(OSError):
             self._files.touch(key, time.time())
         return state
 
-    def _end_read(self, segment: DiskSegment, result: PromptCheckpointState | Exception | None, then: Read) -> None:
+    def _end_read(self, read: PendingRead, result: PromptCheckpointState | Exception | None, then: Read) -> None:
         if not isinstance(result, Exception):
             then(result)
             return
+        key = read.segment.header.key
         if not isinstance(result, FileNotFoundError):  # another engine removed it: nothing to tell
-            logger.warning("segment %s is not used, and removed: %s", segment.header.key, _reason(result))
-        if self._segments.get(segment.header.key) is segment:
-            self._forget(segment.header.key)
+            logger.warning("segment %s is not used, and removed: %s", key, _reason(result))
+        if self._segments.get(key) is read.segment:
+            nbytes = self._forget(key)
+            self._keep_counting(nbytes if read.is_stuck else 0)
         then(None)
 
     def remove(self, key: str) -> None:

@@ -51,10 +51,10 @@ def open_store(
     try:
         cache.describe(model_key, description or {})
         found = files.scan()
+        others = [SegmentFiles(cache, key) for key in cache.model_keys() if key != model_key]
+        room = disk - _leave_to_others(others, disk // _OTHERS_SHARE)
     except OSError as error:
         raise InvalidConfigError("cache_dir", f"{directory}: {error.strerror or error}") from error
-    others = [SegmentFiles(cache, key) for key in cache.model_keys() if key != model_key]
-    room = disk - _leave_to_others(others, disk // _OTHERS_SHARE)
     logger.info("%s: %d segments in %.2f s", cache.path, len(found), time.perf_counter() - started)
     return TieredStore(HostTier(ram), DiskTier(files, room, found)), found
 

@@ -48,7 +48,8 @@ class TieredStore:
         held = self.host.find(key)
         if held is None:
             raise KeyError(key)
-        self._last_used[key] = self._clock()
+        if self.disk is not None:
+            self._last_used[key] = self._clock()
         return held.state
 
     def drop(self, key: str) -> None:
