@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from forerun.compose_tiers import OpenTiers, open_tiers
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.memory import DENSE, MemoryKind
@@ -98,11 +99,20 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
-        scheduler_config = _scheduler_config(config, limits, context, drafter)
+        tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
+        scheduler_config = _scheduler_config(config, limits, context, drafter, tiers)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
-            scheduler=Scheduler(scheduler_config, model.vocabulary, costs=costs, lookups=lookups),
-            runner=LlamaRunner(context, drafter, verification, _rollback(context, config, limits.n_seq_max)),
+            scheduler=Scheduler(
+                scheduler_config, model.vocabulary, costs=costs, lookups=lookups, stored=tiers.found if tiers else ()
+            ),
+            runner=LlamaRunner(
+                context,
+                drafter,
+                verification,
+                _rollback(context, config, limits.n_seq_max),
+                tiers.segments if tiers else None,
+            ),
             vocabulary=model.vocabulary,
             chat_template=chat_template(model),
             model_name=paths[0].name,
@@ -334,9 +344,10 @@ def _with_plug_in(factory: DrafterFactory, config: SchedulerConfig, model: Llama
 
 
 def _scheduler_config(
-    config: EngineConfig, limits: Limits, context: LlamaContext, drafter: LlamaDrafter | None
+    config: EngineConfig, limits: Limits, context: LlamaContext, drafter: LlamaDrafter | None, tiers: OpenTiers | None
 ) -> SchedulerConfig:
     return SchedulerConfig(
+        **(tiers.limits() if tiers else {}),
         n_ctx=limits.n_ctx,
         n_seq_max=limits.n_seq_max,
         max_num_seqs=config.max_num_seqs,

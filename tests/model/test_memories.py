@@ -222,8 +222,13 @@ def test_a_window_whose_cells_were_taken_is_not_cut(tiny_swa_path: Path, make_co
     first = context.pos_min(1)
     assert first > 0
     assert context.held_from() == {1: first}
-    assert not context.truncate_sequence(1, first + WINDOW - 1)
+    closest = first + WINDOW - 1
+    assert not context.truncate_sequence(1, closest - 1)
     assert context.pos_max(1) == 399
-    assert context.truncate_sequence(1, first + WINDOW)
+    assert context.truncate_sequence(1, closest)
+    tokens = random_tokens(400, seed=1)[: closest + 1]
+    after_cut = fed(context, tokens[-1:], closest, 1)
+    context.clear_sequence(3)
+    assert np.abs(after_cut - fed(context, tokens, 0, 3)).max() < 0.01
     context.close()
     model.close()

@@ -450,7 +450,7 @@ def test_a_window_with_a_gap_is_stored_as_such_and_comes_back_as_such(load: Any,
     assert bench.held(3) == (400, 0)
     assert result.held_from == {3: first}
     assert_alike(bench.next_logits(3, tokens), expected)
-    result = bench.do(TruncateSequence(3, at(first + WINDOW - 1)))
+    result = bench.do(TruncateSequence(3, at(first + WINDOW - 2)))
     assert result.failure is not None
 
 
@@ -466,7 +466,7 @@ def test_no_sequence_goes_on_behind_a_gap(load: Any, make_bench: Any) -> None:
     segments = headers(tokens, (30, 400))
     assert_done(bench.do(StoreSegment(1, segments[1])))
     operations = restores(3, segments)
-    for upto in (first + 1, first + WINDOW - 1):
+    for upto in (first + 1, first + WINDOW - 2):
         part = restores(3, segments, upto=upto)
         result = bench.do(*part)
         assert result.failure is not None
@@ -479,8 +479,8 @@ def test_no_sequence_goes_on_behind_a_gap(load: Any, make_bench: Any) -> None:
     result = assert_done(bench.do(*operations))
     assert result.held_from[3] == first, "though the first 30 positions are there"
     assert_done(bench.do(ForkSequence(3, 5, at(400))))
-    assert bench.do(TruncateSequence(5, at(first + WINDOW - 1))).failure is not None
-    assert bench.do(TruncateSequence(5, at(first + WINDOW))).failure is None
+    assert bench.do(TruncateSequence(5, at(first + WINDOW - 2))).failure is not None
+    assert bench.do(TruncateSequence(5, at(first + WINDOW - 1))).failure is None
     assert bench.do(TruncateSequence(5, at(0))).failure is None
     assert 5 not in bench.context.held_from()
 
