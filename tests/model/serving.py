@@ -27,7 +27,7 @@ def serving(model: Path, **options: Any) -> Iterator[Engine]:
     failures: list[StepFailure] = []
     with recording(failures), engine_of(model, options) as engine:
         yield engine
-    assert failures == []
+    assert failures == [], [failure.message for failure in failures]
 
 
 @contextmanager

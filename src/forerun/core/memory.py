@@ -25,13 +25,14 @@ class MemoryKind:
     def can_cut(self, position: int, *, held: int, held_from: int = 0) -> bool:
         """Whether a sequence that holds the positions [held_from, held) can go on from `position`.
 
-        With a window the positions before it must all be there that the next token looks at.
+        With a window the positions before it must all be there that the next token looks at: those less than `window`
+        before it (llama.cpp, llama_hparams::is_masked_swa).
         """
         if position in (0, held):
             return True
         if self.has_state:
             return False
-        return not self.window or held_from <= max(0, position - self.window)
+        return not self.window or held_from <= max(0, position - self.window + 1)
 
 
 DENSE = MemoryKind()

@@ -210,7 +210,7 @@ class LlamaContext:
     def can_cut(self, sequence_id: int, position: int) -> bool:
         """Whether a sequence, or a copy of it, can go on from `position`."""
         first = self.whole_from(sequence_id) if self.memory.window else 0
-        if sequence_id in self._whole_from and first > max(0, position - self.memory.window):
+        if sequence_id in self._whole_from and first > max(0, position - self.memory.window + 1):
             return position == 0
         return self.memory.can_cut(position, held=self.pos_max(sequence_id) + 1, held_from=first)
 
