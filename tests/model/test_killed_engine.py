@@ -34,7 +34,7 @@ def test_every_restart_after_kill_9_serves_and_hits_what_was_written(
     oracle = GreedyOracle(model, n_ctx=2048)
     written: set[int] = set()
     for _ in range(kills):
-        lines = _until_killed(path, tmp_path / "cache", rng.uniform(0.05, 2.5))
+        lines = _until_killed(path, tmp_path / "cache", rng.uniform(0.05, 2.5) if written else 2 * _WRITTEN)
         for line in lines:
             assert oracle.faults(PROMPTS[line["prompt"]], line["tokens"]) == []
             if line["round"] == 0 and line["prompt"] in written:
