@@ -1,6 +1,6 @@
 """Run benchmarks and write benchmarks/results/*.json, with nothing else running: `python -m benchmarks [NAME...]`.
 
-Without names all of them run, about 20 minutes with SmolLM2. `plot` draws docs/speculation.svg from the results.
+Without names all of them run, about 35 minutes with SmolLM2. `plot` draws docs/speculation.svg from the results.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import again, core, full, plot, single_stream, speculation, synthetic, ttft
+from benchmarks import again, core, full, plot, single_stream, speculation, synthetic, tiers, ttft
 from benchmarks.report import Figures, save, show
 
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
@@ -22,6 +22,8 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "full": full.run,
     "ttft": ttft.run,
     "again": again.run,
+    "turns": tiers.turns,
+    "idle": tiers.idle,
 }
 
 
