@@ -16,6 +16,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.buffers import new_buffer
+
 Bytes: TypeAlias = NDArray[np.uint8]
 
 _MAGIC = int.from_bytes(b"frs1", "little")
@@ -51,7 +53,7 @@ def pack(parts: Sequence[Part]) -> tuple[Bytes, list[Bytes]]:
     """A buffer with its table filled in, and where in it the states go, in order; they are to be written there."""
     sizes = [part.nbytes for part in parts]
     start = table_bytes(len(parts))
-    buffer = np.empty(start + sum(sizes), np.uint8)
+    buffer = np.frombuffer(new_buffer(start + sum(sizes)), np.uint8)
     buffer[: _HEADER.itemsize].view(_HEADER)[0] = (_MAGIC, len(parts))
     table = buffer[_HEADER.itemsize : start].view(_PART)
     for row, part in enumerate(parts):

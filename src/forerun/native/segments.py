@@ -83,7 +83,7 @@ class Segments:
         try:
             header, state = self._taken(sequence_id, header)
             self.moved.stored[header.key] = self.store.put(header, state)
-        except (NativeStepError, MemoryError) as error:
+        except (NativeStepError, MemoryError, OSError) as error:
             _log.warning("segment %s of sequence %d is not stored: %s", header.key, sequence_id, error)
         if header.whole_from > header.start.native_position:
             self.moved.stored_from[header.key] = header.whole_from
