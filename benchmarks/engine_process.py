@@ -28,6 +28,8 @@ class Answer:
 
     timing: Timing
     usage: Usage
+    prompt: tuple[int, ...] = ()
+    """The prompt as the model reads it."""
 
     @property
     def rate(self) -> float:
@@ -151,4 +153,14 @@ def _answers(engine: Engine, prompts: list[str | Tokens], params: SamplingParams
         Timing(first - started, last - first, tuple(own))
         for first, last, own in zip(firsts, lasts, tokens, strict=True)
     ]
-    return Batch([Answer(timing, usages[index]) for index, timing in enumerate(timings)], max(lasts) - started)
+    read = [_tokens(engine, prompt) for prompt in prompts]
+    return Batch(
+        [Answer(*one) for one in zip(timings, [usages[at] for at in range(len(prompts))], read, strict=True)],
+        max(lasts) - started,
+    )
+
+
+def _tokens(engine: Engine, prompt: str | Tokens) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt.tolist())
+    return tuple(token for segment in engine.prompt(prompt).segments for token in segment.tokens.tolist())

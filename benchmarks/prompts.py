@@ -84,6 +84,105 @@ COPY = (
     f"Repeat this text word for word, and nothing else:\n\n{_MARKET}",
     f"Repeat this program line by line, and nothing else:\n\n{_INVOICE}",
 )
+
+_GUIDE = f"The coast\n\n{_LIGHTHOUSE}\n\nThe town\n\n{_MARKET}"
+_WALK = f"{_RIVER}\n\n{_MARKET}"
+_FILE = f"{_LETTER}\n\n{_LIGHTHOUSE}"
+_INVENTORY = """import json
+
+
+class Inventory:
+    def __init__(self, path):
+        self.path = path
+        self.items = {}
+
+    def load(self):
+        with open(self.path) as file:
+            self.items = json.load(file)
+
+    def save(self):
+        with open(self.path, "w") as file:
+            json.dump(self.items, file, indent=2)
+
+    def add(self, name, count):
+        if count <= 0:
+            raise ValueError("count must be positive")
+        self.items[name] = self.items.get(name, 0) + count
+
+    def remove(self, name, count):
+        present = self.items.get(name, 0)
+        if present < count:
+            raise ValueError(f"only {present} of {name} left")
+        self.items[name] = present - count
+        if not self.items[name]:
+            del self.items[name]
+
+    def total(self):
+        return sum(self.items.values())
+
+    def report(self):
+        lines = []
+        for name in sorted(self.items):
+            lines.append(f"{name}: {self.items[name]}")
+        lines.append(f"total: {self.total()}")
+        return "\\n".join(lines)
+"""
+_READINGS = """import csv
+import statistics
+
+
+def read_rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def by_station(rows):
+    stations = {}
+    for row in rows:
+        station = row["station"].strip().lower()
+        value = float(row["value"])
+        if value < -90 or value > 60:
+            continue
+        stations.setdefault(station, []).append(value)
+    return stations
+
+
+def summary(values):
+    return {
+        "count": len(values),
+        "mean": round(statistics.mean(values), 1),
+        "lowest": min(values),
+        "highest": max(values),
+    }
+
+
+def print_report(path):
+    stations = by_station(read_rows(path))
+    for station in sorted(stations):
+        result = summary(stations[station])
+        print(f"{station:<20} {result['count']:>5} {result['mean']:>7} {result['lowest']:>7} {result['highest']:>7}")
+
+
+if __name__ == "__main__":
+    print_report("readings.csv")
+"""
+EDITS = (
+    f"Print this text again, with the year 1871 changed to 1873, 1994 changed to 1996, and nothing else changed:\n\n"
+    f"{_GUIDE}",
+    f"Rename `items` to `stock` everywhere in this program. Print the whole program and nothing else.\n\n{_INVENTORY}",
+    f"Correct the spelling mistakes in this text, and print all of it:\n\n"
+    f"{_FILE.replace('keeper', 'keper').replace('committee', 'comittee').replace('evening', 'evning')}",
+    f"Add a docstring of one line to every function of this program. Print the whole program and nothing else.\n\n"
+    f"{_READINGS}",
+    f"Print this text again with the town of Orford renamed to Aldeburgh, the willows turned into poplars, and nothing "
+    f"else changed:\n\n{_WALK}",
+    f"The method `remove` should return the count that is left. Print the whole program with this change and nothing "
+    f"else.\n\n{_INVENTORY}",
+    f"Print this text again without its last sentence, and nothing else changed:\n\n{_FILE}",
+    f"Values below -60 should be skipped, not those below -90, and the mean should have two digits. Print the whole "
+    f"program and nothing else.\n\n{_READINGS}",
+)
+"""Edits of whole files: texts and programs of 250 to 400 tokens, most of which the answer repeats."""
 _COPIES = 4
 VERBATIM = tuple(f"{text}\n\n" * _COPIES + text[:60] for text in (_LIGHTHOUSE, _MARKET, _RIVER, _LETTER))
 """Texts to go on with as they are, no chat: what stands there four times a model copies a fifth time, and a sixth."""

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine_process import Answer, Batch, Curves, EngineProcess, engines, interleaved
-from benchmarks.prompts import COPY, PROSE, VERBATIM
+from benchmarks.prompts import COPY, EDITS, PROSE, VERBATIM
+from benchmarks.replay import Recording, best_copy_ms, plain_ms
 from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
 from forerun.core.costs import CostCurve
@@ -25,16 +26,18 @@ from forerun.native.model import LlamaModel
 
 FIXED = (2, 4, 8, 16)
 SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
-STATIC = [name for name in SPECULATION if name != "auto"]
+"""By lookup alone, but for auto, which drafts with the draft model too where there is one."""
+_WITH_DRAFT = (4, 16)
+"""Fixed lengths that are also tried with the draft model, where there is one."""
 _STREAMS = 8
 _SHORTEST = 16
 """Answers with fewer tokens say nothing about speed."""
 
 
 def copy() -> Figures:
-    """One stream, edits: against off, against the best fixed setting, and against what rows cost here."""
-    use = settings((160, 64))
-    return _one_stream("copy", COPY, use, _params(use))
+    """One stream, edits of whole files: against off, the best fixed setting, and what rows cost here."""
+    use = settings((400, 400), prompts=(8, 5))
+    return _one_stream("copy", EDITS, use, _params(use))
 
 
 def verbatim() -> Figures:
@@ -62,7 +65,7 @@ def mix() -> Figures:
             batches[name].append(processes[name].answers(groups[index], _params(use)))
     streams = {name: [answer for batch in own for answer in batch.answers] for name, own in batches.items()}
     overall = {name: [batch.rate for batch in own] for name, own in batches.items()}
-    best = max(STATIC, key=lambda name: statistics.median(overall[name]))
+    best = _best_static(overall)
     figures: Figures = {**use.names, "workload": "mix", "streams": _STREAMS, "best_static": best, "settings": {}}
     for name, rates in overall.items():
         own = _by_stream(streams[name], streams["off"])
@@ -84,10 +87,23 @@ def _mixed(index: int) -> list[str]:
     return [prompt for pair in pairs for prompt in pair]
 
 
+def _best_static(rates: Mapping[str, Sequence[float]]) -> str:
+    """The best setting but auto, in hindsight."""
+    return max((name for name in rates if name != "auto"), key=lambda name: statistics.median(rates[name]))
+
+
 def _engines(use: Settings) -> Any:
+    return engines(use.options, compared(use.draft))
+
+
+def compared(draft: str | None) -> dict[str, dict[str, Any]]:
+    """Options of every setting: fixed lengths by lookup alone, and with the draft model where there is one."""
     # Costs are measured anew: what auto goes by should be of the same hour as what it is compared with.
-    auto = {name: {"speculation": value, "recalibrate": value == "auto"} for name, value in SPECULATION.items()}
-    return engines({**use.options, "draft": use.draft}, auto)
+    chosen: dict[str, dict[str, Any]] = {name: {"speculation": value} for name, value in SPECULATION.items()}
+    chosen["auto"] |= {"draft": draft, "recalibrate": True}
+    if draft is not None:
+        chosen |= {f"fixed {length}, draft model": {"speculation": length, "draft": draft} for length in _WITH_DRAFT}
+    return chosen
 
 
 def _one_stream(workload: str, prompts: Sequence[str | Tokens], use: Settings, params: SamplingParams) -> Figures:
@@ -97,11 +113,12 @@ def _one_stream(workload: str, prompts: Sequence[str | Tokens], use: Settings, p
     kept = [at for at, answer in enumerate(answers["off"]) if answer.usage.output_tokens >= _SHORTEST]
     answers = {name: [own[at] for at in kept] for name, own in answers.items()}
     rates = {name: [answer.rate for answer in own] for name, own in answers.items()}
-    best = max(STATIC, key=lambda name: statistics.median(rates[name]))
+    best = _best_static(rates)
     figures: Figures = {**use.names, "workload": workload, "prompts": len(kept), "best_static": best, "settings": {}}
     if workload != "prose" and curves is not None:
         usages = [answer.usage for answer in answers["off"]]
         figures |= _allowed(curves, int(statistics.mean(u.prompt_tokens + u.output_tokens / 2 for u in usages)))
+        figures |= _in_hindsight(curves.target, answers)
     for name, own in rates.items():
         figures["settings"][name] = {
             "against_off": spread(_ratios(own, rates["off"])),
@@ -168,6 +185,14 @@ def _allowed(curves: Curves, cells: int) -> dict[str, object]:
     """What the measured costs allow over `cells` cells where every drafted token is accepted and drafting is free."""
     length, speed = best_at_full_acceptance(curves.target, cells)
     return {"curve_allows": speed, "curve_allows_at": length, "cells": cells}
+
+
+def _in_hindsight(curve: CostCurve, answers: Mapping[str, Sequence[Answer]]) -> Figures:
+    """What the best copying drafter would reach on the very same answers if it knew them, as the curve says."""
+    recordings = [Recording(answer.prompt, answer.timing.tokens) for answer in answers["off"]]
+    speeds = [plain_ms(one, curve) / best_copy_ms(one, curve) for one in recordings]
+    ratios = _ratios([answer.rate for answer in answers["auto"]], [answer.rate for answer in answers["off"]])
+    return {"copying_in_hindsight": spread(speeds), "auto_of_hindsight": spread(_ratios(ratios, speeds))}
 
 
 def best_at_full_acceptance(curve: CostCurve, cells: int) -> tuple[int, float]:

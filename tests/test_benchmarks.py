@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot
-from benchmarks.prompts import COPY, PROSE
+from benchmarks.prompts import COPY, EDITS, PROSE
+from benchmarks.replay import Recording, best_copy_ms, plain_ms
 from benchmarks.report import Spread, spread
-from benchmarks.speculation import best_at_full_acceptance
+from benchmarks.speculation import best_at_full_acceptance, compared
 from benchmarks.synthetic import replayed_ms
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
@@ -32,10 +33,24 @@ CURVE = CostCurve(
 def test_there_are_enough_prompts_and_none_comes_twice() -> None:
     assert len(set(PROSE)) >= 12
     assert len(set(COPY)) >= 8
+    assert len(set(EDITS)) >= 8
 
 
 def test_what_a_curve_allows_is_its_best_point_at_full_acceptance() -> None:
     assert best_at_full_acceptance(CostCurve((1, 8, 9, 64), (5.0, 10.0, 40.0, 320.0)), 0) == (7, 4.0)
+
+
+def test_in_hindsight_a_copy_is_drafted_up_to_where_it_differs() -> None:
+    curve = CostCurve((1, 2, 4, 64), (1.0, 1.5, 2.0, 64.0))
+    recording = Recording((1, 2, 3, 4, 5), (9, 1, 2, 3, 8, 4, 5))
+    assert plain_ms(recording, curve) == 6
+    assert best_copy_ms(recording, curve) == 2.0 + 1.5, "1 2 3 drafted and 8 said, then 4 drafted and 5 said"
+
+
+def test_fixed_lengths_draft_by_lookup_alone_and_with_the_draft_model() -> None:
+    assert {options.get("draft") for options in compared(None).values()} == {None}
+    drafts = {name: options.get("draft") for name, options in compared("small").items()}
+    assert (drafts["auto"], drafts["fixed 8"], drafts["fixed 4, draft model"]) == ("small", None, "small")
 
 
 @pytest.mark.parametrize("length", [0, 2, 8])

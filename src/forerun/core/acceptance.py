@@ -48,11 +48,13 @@ class _Record:
 
 
 class DrafterRecord:
-    """What one drafter achieved over all requests of a tenant. `first_guess`: the rate to start from."""
+    """What one drafter achieved over all requests of a tenant. `first_guess`: the rate to start from, `surer`: the
+    share of the doubt that each accepted token takes from the next one."""
 
-    __slots__ = ("_first_guess", "_record", "surest")
+    __slots__ = ("_first_guess", "_record", "_surer", "surest")
 
-    def __init__(self, first_guess: float = _FIRST_GUESS) -> None:
+    def __init__(self, first_guess: float = _FIRST_GUESS, surer: float = 0.0) -> None:
+        self._surer = surer
         self._first_guess = first_guess
         self.surest = max(first_guess, _SUREST)
         """No position is expected to be surer before the request tried it."""
@@ -68,6 +70,7 @@ class DrafterRecord:
         for position in range(POSITIONS):
             rate = self._record.blend(position, rate, _SHARED_TRUST)
             rates.append(rate)
+            rate += (1 - rate) * self._surer
         return rates
 
     def first_rate(self) -> float:
@@ -151,6 +154,7 @@ class RequestDrafting:
         "plain_ms",
         "remembered",
         "saved_ms",
+        "useful_at",
         "written",
     )
 
@@ -172,6 +176,8 @@ class RequestDrafting:
         self.model_grade = 0
         """How the draft model's latest proposals are chosen and verified: acceptance is learned for each way."""
         self.look_up_at = 0
+        self.useful_at = 0
+        """Known tokens when a lookup was last of use."""
         """Known tokens from which on the next lookup is due."""
         self.plain_ms = 0.0
         """What the tokens so far would have taken at the measured plain rate."""

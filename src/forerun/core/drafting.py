@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.core.copying import Copy, match_lengths
 from forerun.core.origins import first, total
 from forerun.core.prompt import Tokens
 from forerun.core.request import ForcedTokens
@@ -22,11 +24,22 @@ _CANDIDATES = 64
 """Occurrences compared at most, the latest ones: repetitive text has thousands."""
 
 
+_LONG = 8
+"""A match of so many tokens is a copy, wherever an earlier copy broke off."""
+_RESUMED = 3
+"""So many tokens in a row where a broken copy may go on: it does."""
+_HIGHEST_MATCH = 5
+REPLACED_ONE, REPLACED_MORE, ONE_NEARBY, TWO_NEARBY, FROM_THE_START = 0, 1, 6, 7, 8
+"""Grades of the n-gram drafter besides the lengths of matches (2 to 5): what comes behind an edit of one token, or of
+more; where the latest one or two tokens come near the place of an edit; where all of the answer so far is a copy."""
+
+
 class NgramDrafter:
-    """Proposes what followed the earlier occurrence of the last tokens that matches longest, of equal ones the latest.
+    """Proposes what followed the earlier occurrence of the last tokens that matches longest, of equal ones the latest;
+    behind an edit, what followed near the place where the copy broke off (core/copying.py).
 
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding, over prompt and output of a request.
-    A proposal's grade says how long the match was.
+    A proposal's grade says how long the match was, or what kind of guess it is.
     """
 
     name = "ngram"
@@ -36,21 +49,89 @@ class NgramDrafter:
             raise ValueError(f"n-gram lengths: 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest = longest
         self.shortest = shortest
+        self._copies: dict[int, tuple[str, Copy]] = {}
+        """By sequence id: whose text is being copied, and where it is."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [self._continuation(request.tokens, request.limit) for request in requests]
+        return [self._proposal(request) for request in requests]
 
-    def _continuation(self, tokens: Tokens, limit: int) -> Proposal:
-        if limit < 1 or tokens.size <= self.shortest:
+    def _proposal(self, request: DraftRequest) -> Proposal:
+        tokens = request.tokens
+        if request.limit < 1 or tokens.size <= self.shortest:
             return Proposal()
-        ends = _occurrences(tokens, self.shortest)[-_CANDIDATES:]
-        if not ends.size:
+        copy = self._followed(request)
+        if copy is not None and not copy.is_broken(tokens) and copy.length >= _LONG:
+            return _copied(request, copy.source, _grade(copy.length))
+        match = _longest_match(tokens, self.shortest, self.longest)
+        if copy is not None and copy.is_broken(tokens) and (match is None or match.length < _LONG):
+            return _behind_edit(request, copy, match)
+        if match is None:
             return Proposal()
-        lengths = _match_lengths(tokens, ends, self.longest)
-        best = lengths.size - 1 - int(lengths[::-1].argmax())
-        source = tokens[int(ends[best]) + 1 :]
-        following = np.resize(source, limit).tolist()  # what repeats goes on repeating: the copy may overlap itself
-        return Proposal(tuple(following[: _first_media(following)]), grade=int(lengths[best]).bit_length())
+        self._copies[request.sequence_id] = (_text_id(request), Copy(match.source, tokens.size, match.length))
+        return _copied(request, match.source, _grade(match.length, _answered(request)))
+
+    def _followed(self, request: DraftRequest) -> Copy | None:
+        """The copy that a request was at, as far as its text goes."""
+        text_id, copy = self._copies.get(request.sequence_id, ("", None))
+        if copy is None or not text_id or text_id != _text_id(request):
+            return None
+        copy.follow(request.tokens)
+        return None if copy.is_lost(request.tokens) else copy
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Where else the last tokens occur: what follows them there, and how many are the same."""
+
+    source: int
+    length: int
+
+
+def _behind_edit(request: DraftRequest, copy: Copy, match: _Match | None) -> Proposal:
+    """Going on with a copy that was broken off, or with a short match elsewhere where nothing near it says how."""
+    edited = request.tokens.size - copy.at
+    source, same = copy.nearby(request.tokens)
+    if same >= _RESUMED:
+        copy.resume(source, request.tokens)
+        return _copied(request, source, _grade(copy.length))
+    if same:
+        return _copied(request, source, ONE_NEARBY if same == 1 else TWO_NEARBY)
+    if edited == 1:
+        return _copied(request, source, REPLACED_ONE)
+    if match is not None:
+        return _copied(request, match.source, _grade(match.length))
+    return _copied(request, source, REPLACED_MORE)
+
+
+def _copied(request: DraftRequest, source: int, grade: int) -> Proposal:
+    """What begins at `source` over again; what repeats goes on repeating: a copy may overlap itself."""
+    following = np.resize(request.tokens[source:], request.limit).tolist()
+    return Proposal(tuple(following[: _first_media(following)]), grade)
+
+
+def _grade(length: int, answered: int | None = None) -> int:
+    """By how many tokens match, of `answered` ones in all."""
+    if answered is not None and answered <= length < _LONG:
+        return FROM_THE_START
+    return min(length.bit_length(), _HIGHEST_MATCH)
+
+
+def _text_id(request: DraftRequest) -> str:
+    return "" if request.request is None else request.request.id
+
+
+def _answered(request: DraftRequest) -> int | None:
+    return None if request.request is None else request.tokens.size - request.request.prompt.logical_tokens
+
+
+def _longest_match(tokens: Tokens, shortest: int, longest: int) -> _Match | None:
+    """The longest match, of equal ones the latest."""
+    ends = _occurrences(tokens, shortest)[-_CANDIDATES:]
+    if not ends.size:
+        return None
+    lengths = match_lengths(tokens, ends, longest)
+    best = lengths.size - 1 - int(lengths[::-1].argmax())
+    return _Match(int(ends[best]) + 1, int(lengths[best]))
 
 
 _Indexes: TypeAlias = NDArray[np.intp]
@@ -63,15 +144,6 @@ def _occurrences(tokens: Tokens, length: int) -> _Indexes:
     for back in range(1, length):
         ends = ends[tokens[ends - back] == tokens[last - back]]
     return ends
-
-
-def _match_lengths(tokens: Tokens, ends: _Indexes, longest: int) -> _Indexes:
-    """How many tokens up to each of `ends` equal the last tokens, at most `longest`."""
-    back = np.arange(min(longest, tokens.size))
-    at = ends[:, None] - back
-    equal = (tokens[at] == tokens[tokens.size - 1 - back]) & (at >= 0)
-    lengths: _Indexes = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
-    return lengths
 
 
 def _first_media(tokens: list[int]) -> int:

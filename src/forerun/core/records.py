@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.core.acceptance import Acceptance, DrafterRecord
 from forerun.core.config import MODEL_DRAFTER
-from forerun.core.drafting import NgramDrafter
+from forerun.core.drafting import FROM_THE_START, NgramDrafter
 from forerun.core.running import RequestState
 
 FORCED = "forced"
@@ -12,8 +12,12 @@ FORCED = "forced"
 _MODEL_GUESS = 0.6
 _LOOKUP_GUESSES = (0.2, 0.2, 0.2, 0.3, 0.5, 0.8)
 """First guesses by grade: long matches are nearly always copies. Rather low, since lookups earn their rate for free."""
-_OWN_GUESSES = (0.2, 0.2, 0.3, 0.5, 0.75, 0.9)
-"""The same for the request's own text, which is copied more often than others' texts are."""
+_OWN_GUESSES = (0.3, 0.1, 0.3, 0.5, 0.75, 0.9, 0.3, 0.4, 0.8)
+"""The same for the request's own text, which is copied more often than others' texts are; the grades of edits
+and of beginnings are named in drafting.py."""
+_LONG_COPIES = frozenset({4, 5, FROM_THE_START})
+_SURER = 0.2
+"""Each token of a long copy that was right takes so much of the doubt from the next one."""
 _TENANTS = 1000
 """Tenants whose drafters' records are kept: the ones that came last."""
 
@@ -38,7 +42,7 @@ class DrafterRecords:
         records = self._of_tenant(tenant)
         record = records.get((drafter, grade))
         if record is None:
-            record = records[drafter, grade] = DrafterRecord(_first_guess(drafter, grade))
+            record = records[drafter, grade] = DrafterRecord(_first_guess(drafter, grade), _surer(drafter, grade))
         return record
 
     def _of_tenant(self, tenant: str) -> dict[tuple[str, int], DrafterRecord]:
@@ -58,3 +62,7 @@ def _first_guess(drafter: str, grade: int) -> float:
         return 1.0
     guesses = _OWN_GUESSES if drafter == NgramDrafter.name else _LOOKUP_GUESSES
     return guesses[min(grade, len(guesses) - 1)]
+
+
+def _surer(drafter: str, grade: int) -> float:
+    return _SURER if drafter == NgramDrafter.name and grade in _LONG_COPIES else 0.0

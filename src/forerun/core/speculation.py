@@ -154,7 +154,9 @@ class DraftPlanner:
         for candidate, length in zip(prompt, lengths, strict=True):
             self._add(drafts, candidate, length)
             if not length and candidate.found is not None and len(ready) > 1:
-                candidate.state.drafting.look_up_at = candidate.state.history.size + self._resting(ready)
+                candidate.state.drafting.look_up_at = candidate.state.history.size + self._resting(
+                    ready, candidate.state
+                )
         if not drafts.requests and self._costs is not None and self._costs.draft is not None:
             self._probe(drafts, candidates, spare_rows - drafts.rows, load)
         return drafts
@@ -179,12 +181,14 @@ class DraftPlanner:
             if candidate is not None:
                 candidates.append(candidate)
             if _id(state) in found and (candidate is None or candidate.found is None):
-                state.drafting.look_up_at = state.history.size + self._resting(ready)
+                state.drafting.look_up_at = state.history.size + self._resting(ready, state)
         return candidates
 
-    def _resting(self, ready: Sequence[RequestState]) -> int:
-        """Tokens until a lookup of no use is repeated: longer in company, where drafts seldom get rows."""
-        return self._rest * max(1, len(ready) // 2)
+    def _resting(self, ready: Sequence[RequestState], state: RequestState) -> int:
+        """Tokens until a lookup of no use is repeated: at once after one of use, longer in company, where drafts seldom
+        get rows."""
+        since = state.history.size - max(state.drafting.useful_at, state.history.prompt_tokens)
+        return min(self._rest, 1 + since) * max(1, len(ready) // 2)
 
     def _look_up(self, drafting: Sequence[tuple[RequestState, int]]) -> dict[int, list[Found]]:
         """Proposals for the sequences whose last lookup was of use, or is some tokens ago."""
@@ -261,6 +265,7 @@ class DraftPlanner:
         state, found, request = candidate.state, candidate.found, candidate.request
         if found is not None:
             if length:
+                state.drafting.useful_at = state.history.size
                 drafts.proposed[_id(state)] = Found(found.drafter, found.proposal.shortened(length))
             else:
                 state.drafting.remember(found.drafter, found.proposal, state.history.size)
