@@ -7,6 +7,7 @@ ends them.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,11 @@ from forerun.engine_config import MAX_AUTO_DRAFT_TOKENS
 from forerun.models.resolve import resolve_model
 from forerun.native.model import LlamaModel
 
-FIXED = (2, 4, 8, 16)
+FIXED = tuple(int(length) for length in os.environ.get("FORERUN_FIXED", "2,4,8,16").split(","))
 SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
 """By lookup alone, but for auto, which drafts with the draft model too where there is one."""
-_WITH_DRAFT = (4, 16)
-"""Fixed lengths that are also tried with the draft model, where there is one."""
+_WITH_DRAFT = FIXED[-1:]
+"""Fixed lengths that are also tried with the draft model, where there is one: of all that were, the longest lost least."""
 _STREAMS = 8
 _SHORTEST = 16
 """Answers with fewer tokens say nothing about speed."""

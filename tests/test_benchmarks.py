@@ -50,7 +50,7 @@ def test_in_hindsight_a_copy_is_drafted_up_to_where_it_differs() -> None:
 def test_fixed_lengths_draft_by_lookup_alone_and_with_the_draft_model() -> None:
     assert {options.get("draft") for options in compared(None).values()} == {None}
     drafts = {name: options.get("draft") for name, options in compared("small").items()}
-    assert (drafts["auto"], drafts["fixed 8"], drafts["fixed 4, draft model"]) == ("small", None, "small")
+    assert (drafts["auto"], drafts["fixed 8"], drafts["fixed 16, draft model"]) == ("small", None, "small")
 
 
 @pytest.mark.parametrize("length", [0, 2, 8])
