@@ -29,7 +29,7 @@ FIXED = tuple(int(length) for length in os.environ.get("FORERUN_FIXED", "2,4,8,1
 SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
 """By lookup alone, but for auto, which drafts with the draft model too where there is one."""
 _WITH_DRAFT = FIXED[-1:]
-"""Fixed lengths that are also tried with the draft model, where there is one: of all that were, the longest lost least."""
+"""Fixed lengths also tried with the draft model, where there is one: of all that were, the longest lost least."""
 _STREAMS = 8
 _SHORTEST = 16
 """Answers with fewer tokens say nothing about speed."""
