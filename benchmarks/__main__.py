@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import again, chaining, core, full, plot, single_stream, speculation, synthetic, tiers, ttft
+from benchmarks import again, chaining, core, full, plot, replay, single_stream, speculation, synthetic, tiers, ttft
 from benchmarks.report import Figures, save, show
 
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "turns": tiers.turns,
     "idle": tiers.idle,
     "chaining": chaining.run,
+    "replay": replay.run,
 }
 
 

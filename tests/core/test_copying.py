@@ -59,10 +59,10 @@ def test_a_copy_that_was_broken_off_long_ago_is_given_up() -> None:
     assert not proposals(SOURCE, [*SOURCE[:10], *range(500, 600)])[-1].tokens
 
 
-def test_another_request_on_the_same_sequence_begins_afresh() -> None:
+def test_another_request_on_the_same_sequence_begins_afresh_even_under_the_same_name() -> None:
     drafter = NgramDrafter()
     proposals(SOURCE, SOURCE[:10], drafter)
-    other = Request(id="b", prompt=PromptLayout.of_text([*SOURCE, *SOURCE[:10]]), params=SamplingParams())
+    other = Request(id="a", prompt=PromptLayout.of_text([*SOURCE, *SOURCE[:10]]), params=SamplingParams())
     text = np.array([*SOURCE, *SOURCE[:10], 7], np.int32)
     assert drafter.propose([DraftRequest(0, text, 0, 4, other)]) == [Proposal()]
 

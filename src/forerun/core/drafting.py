@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from forerun.core.copying import Copy, match_lengths
 from forerun.core.origins import first, total
 from forerun.core.prompt import Tokens
-from forerun.core.request import ForcedTokens
+from forerun.core.request import ForcedTokens, Request
 from forerun.core.step import Drafter, DraftRequest, Proposal
 
 logger = logging.getLogger(__name__)
@@ -44,12 +44,14 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, longest: int = 16, shortest: int = 3) -> None:
+    def __init__(self, longest: int = 16, shortest: int = 3, *, passes_edits: bool = True) -> None:
+        """`passes_edits`: guess behind edits too. Such guesses are often wrong: only for those who learn how often."""
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-gram lengths: 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest = longest
         self.shortest = shortest
-        self._copies: dict[int, tuple[str, Copy]] = {}
+        self._passes_edits = passes_edits
+        self._copies: dict[int, tuple[Request, Copy]] = {}
         """By sequence id: whose text is being copied, and where it is."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
@@ -67,13 +69,14 @@ class NgramDrafter:
             return _behind_edit(request, copy, match)
         if match is None:
             return Proposal()
-        self._copies[request.sequence_id] = (_text_id(request), Copy(match.source, tokens.size, match.length))
+        if self._passes_edits and request.request is not None:
+            self._copies[request.sequence_id] = (request.request, Copy(match.source, tokens.size, match.length))
         return _copied(request, match.source, _grade(match.length, _answered(request)))
 
     def _followed(self, request: DraftRequest) -> Copy | None:
         """The copy that a request was at, as far as its text goes."""
-        text_id, copy = self._copies.get(request.sequence_id, ("", None))
-        if copy is None or not text_id or text_id != _text_id(request):
+        owner, copy = self._copies.get(request.sequence_id, (None, None))
+        if copy is None or owner is not request.request:
             return None
         copy.follow(request.tokens)
         return None if copy.is_lost(request.tokens) else copy
@@ -114,10 +117,6 @@ def _grade(length: int, answered: int | None = None) -> int:
     if answered is not None and answered <= length < _LONG:
         return FROM_THE_START
     return min(length.bit_length(), _HIGHEST_MATCH)
-
-
-def _text_id(request: DraftRequest) -> str:
-    return "" if request.request is None else request.request.id
 
 
 def _answered(request: DraftRequest) -> int | None:

@@ -113,7 +113,7 @@ class Scheduler:
             config,
             self.pool,
             _allocator(config, costs),
-            _guarded(_lookups(config, vocabulary) if lookups is None else lookups, vocabulary.size),
+            _guarded(_lookups(config, vocabulary, costs) if lookups is None else lookups, vocabulary.size),
             costs,
             vocabulary.size,
         )
@@ -501,11 +501,12 @@ class Scheduler:
         return f"Scheduler({len(self._running)} running, {len(self._admission)} waiting, {self.pool!r})"
 
 
-def own_lookups(config: SchedulerConfig) -> list[Drafter]:
+def own_lookups(config: SchedulerConfig, *, passes_edits: bool = True) -> list[Drafter]:
     """Forerun's drafters that need no model: the request's own text, and past outputs."""
+    own_text = NgramDrafter(passes_edits=passes_edits)
     if not config.speculation or not config.suffix_tokens:
-        return [NgramDrafter()]
-    return [NgramDrafter(), SuffixIndex(config.suffix_tokens)]
+        return [own_text]
+    return [own_text, SuffixIndex(config.suffix_tokens)]
 
 
 def _guarded(lookups: Sequence[Drafter], vocabulary_size: int) -> list[Drafter]:
@@ -517,10 +518,10 @@ def _guarded(lookups: Sequence[Drafter], vocabulary_size: int) -> list[Drafter]:
     return [drafter if isinstance(drafter, own) else GuardedDrafter(drafter, vocabulary_size) for drafter in lookups]
 
 
-def _lookups(config: SchedulerConfig, vocabulary: Vocabulary) -> list[Drafter]:
+def _lookups(config: SchedulerConfig, vocabulary: Vocabulary, costs: StepCosts | None) -> list[Drafter]:
     """Forerun's own; under synthetic acceptance anything, as long as something is drafted."""
     if config.synthetic_acceptance is None or config.draft_n_ctx:
-        return own_lookups(config)
+        return own_lookups(config, passes_edits=costs is not None)
     return [RepeatingDrafter(vocabulary.end_tokens)]
 
 
