@@ -10,10 +10,9 @@ from forerun.core.request import Usage
 def figures(usages: Sequence[Usage], seconds: float) -> str:
     """One line about one or several answers that took `seconds` together."""
     prompt = sum(usage.prompt_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
     output = sum(usage.output_tokens for usage in usages)
     parts = [
-        f"{prompt} prompt tokens ({cached} cached)",
+        f"{prompt} prompt tokens ({_cached(usages)})",
         f"{output} output tokens",
     ]
     rate = _rate(usages, output, seconds)
@@ -23,6 +22,15 @@ def figures(usages: Sequence[Usage], seconds: float) -> str:
     line = ", ".join(parts)
     drafting = ", ".join(_speculation(usages))
     return f"{line}; speculation: {drafting}" if drafting else line
+
+
+def _cached(usages: Sequence[Usage]) -> str:
+    """How many prompt tokens were reused, and of these how many came from elsewhere than the KV memory."""
+    total = sum(usage.cached_tokens for usage in usages)
+    host = sum(usage.cached_host_tokens for usage in usages)
+    disk = sum(usage.cached_disk_tokens for usage in usages)
+    sources = [f"{count} from {where}" for count, where in ((host, "host memory"), (disk, "disk")) if count]
+    return f"{total} cached" + (f", {', '.join(sources)}" if sources else "")
 
 
 def _speculation(usages: Sequence[Usage]) -> Iterator[str]:
