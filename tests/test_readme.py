@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -18,8 +19,15 @@ def python_block(word: str) -> str:
     return str(block)
 
 
-def run(script: str) -> str:
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+def run(script: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | environment,
+    )
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
@@ -32,6 +40,17 @@ def test_the_scheduler_s_parts_work_on_their_own_and_load_no_native_library() ->
 
 @pytest.mark.model
 def test_a_library_user_needs_five_lines() -> None:
-    answer = run(python_block("Engine.load"))
+    answer = run(python_block("Why is the sky blue"))
     assert "sky" in answer
-    assert "cached_tokens=0, output_tokens=64" in answer
+    assert "cached_tokens=0," in answer
+    assert "output_tokens=64" in answer
+
+
+@pytest.mark.model
+def test_the_cache_does_what_the_readme_shows(tmp_path: Path) -> None:
+    script = python_block("engine.cache")
+    first, second = (run(script, HOME=str(tmp_path)) for _ in range(2))
+    assert "CacheLookup(prompt_tokens=" in first
+    assert "prompt tokens were reused: the prompt goes on otherwise" in first
+    assert "What is ink" in first
+    assert second, "a cleared cache directory is one to start with"
