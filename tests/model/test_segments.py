@@ -449,6 +449,7 @@ def test_a_window_with_a_gap_is_stored_as_such_and_comes_back_as_such(load: Any,
     result = assert_done(bench.do(ClearSequence(1), *restores(3, segments)))
     assert bench.held(3) == (400, 0)
     assert result.held_from == {3: first}
+    assert bench.do(*stores(3, segments)).stored_from == {segments[0].key: 30, segments[1].key: first}
     assert_alike(bench.next_logits(3, tokens), expected)
     result = bench.do(TruncateSequence(3, at(first + WINDOW - 2)))
     assert result.failure is not None

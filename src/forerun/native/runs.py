@@ -78,7 +78,7 @@ class Runs:
         if not self.context.memory.window or self.context.memory.has_state:
             return run[0]
         first = self.context.whole_from(self._scratch)
-        return first if first >= 0 else run[1]
+        return min(first, run[1]) if first >= 0 else run[1]
 
     @contextmanager
     def _shared(self, sequence_id: int, run: Run) -> Iterator[None]:
