@@ -271,7 +271,7 @@ def _context_params(
     # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
     n_batch = max(config.max_num_batched_tokens, n_seq_max)
     return ContextParams(
-        n_ctx=max(n_ctx, n_batch),
+        n_ctx=max(n_ctx + config.scratch_cells, n_batch),
         n_batch=n_batch,
         # Several micro-batches could take cells of a window that taking back rejected drafts needs.
         n_ubatch=n_batch if memory.window else min(config.n_ubatch, n_batch),

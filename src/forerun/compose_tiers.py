@@ -58,7 +58,7 @@ def open_tiers(
     from forerun.native.segments import Segments
 
     ram = default_cache_ram(free_memory()) if config.cache_ram is None else config.cache_ram
-    if not ram or not config.reuse_prefixes:
+    if not ram or not config.moves_prefixes:
         return None
     sizes = measured_sizes(context, drafter)
     sizes = replace(sizes, per_segment=host_bytes(sizes.per_segment))

@@ -8,6 +8,7 @@ from typing import Literal, NoReturn
 
 from forerun.core.config import Verification
 from forerun.core.request import AUTO, MAX_DRAFT_TOKENS, OFF
+from forerun.core.segment import SEGMENT_TOKENS
 from forerun.core.step import Drafter
 from forerun.errors import InvalidConfigError
 from forerun.plugins import DrafterFactory
@@ -181,9 +182,19 @@ class EngineConfig:
         return self.max_num_seqs if has_state and self.draft_tokens else 0
 
     @property
+    def moves_prefixes(self) -> bool:
+        """Whether prefixes leave the pool for host memory and come back."""
+        return self.reuse_prefixes and self.cache_ram != 0
+
+    @property
     def scratch_ids(self) -> int:
         """Ids to copy stored prefixes through; the last ones of a context."""
-        return int(self.reuse_prefixes)
+        return int(self.moves_prefixes)
+
+    @property
+    def scratch_cells(self) -> int:
+        """Cells beside those of the pool: a segment of which a part is wanted is all in memory for a moment."""
+        return SEGMENT_TOKENS if self.moves_prefixes else 0
 
     @property
     def draft_tokens(self) -> int:

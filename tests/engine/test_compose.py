@@ -75,6 +75,7 @@ def test_ids_that_the_engine_needs_itself_are_counted(options: dict[str, Any], k
     fewer = {"model": "smollm2", **options, "n_seq_max": 200, "max_num_seqs": 16}
     ids = EngineConfig(**fewer).native_ids(has_state=has_state)
     assert ids == 201 + (16 if has_state else 0)
+    assert EngineConfig(**{**fewer, "cache_ram": 0}).native_ids(has_state=has_state) == ids - 1
     assert EngineConfig(**{**fewer, "reuse_prefixes": False}).native_ids(has_state=has_state) == ids - 1
 
 

@@ -13,7 +13,7 @@ import pytest
 from forerun.core.prefix import PromptCheckpointState
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams
-from forerun.core.segment import StoreEventKind
+from forerun.core.segment import SEGMENT_TOKENS, StoreEventKind
 from forerun.core.step import (
     ClearSequence,
     DropSegment,
@@ -29,6 +29,7 @@ from forerun.core.step import (
     StoreSegment,
     TruncateSequence,
 )
+from forerun.engine_config import EngineConfig
 from forerun.native.batch import Batch
 from forerun.native.model import LlamaModel
 from forerun.native.runner import LlamaRunner
@@ -269,6 +270,24 @@ def test_a_pool_that_is_full_takes_nothing_and_keeps_what_it_has(kind: str, load
     assert (bench.held(0), bench.held(1)) == ((300, 0), (0, 0))
     bench.feed(1, tokens[:212])
     assert bench.held(0) == (300, 0)
+
+
+def test_a_part_takes_the_room_of_its_segment_for_a_moment(load: Any, make_bench: Any) -> None:
+    """An engine's contexts have `EngineConfig.scratch_cells` for that."""
+    bench = make_bench(load(RECIPES["dense"]), n_ctx=512)
+    tokens = random_tokens(400)
+    bench.feed(0, tokens)
+    segments = headers(tokens, (400,))
+    assert_done(bench.do(*stores(0, segments), ClearSequence(0)))
+    bench.feed(1, random_tokens(112, seed=1))
+    assert_done(bench.do(*restores(2, segments, upto=300)))
+    assert_done(bench.do(ClearSequence(2)))
+    bench.feed(1, random_tokens(113, seed=1), start=112)
+    result = bench.do(*restores(2, segments, upto=300))
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.NO_ROOM
+    assert EngineConfig(model="m").scratch_cells >= SEGMENT_TOKENS
+    assert EngineConfig(model="m", cache_ram=0).scratch_cells == 0
 
 
 def test_free_cells_need_not_lie_in_one_piece(load: Any, make_bench: Any) -> None:
