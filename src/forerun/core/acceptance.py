@@ -176,9 +176,9 @@ class RequestDrafting:
         self.model_grade = 0
         """How the draft model's latest proposals are chosen and verified: acceptance is learned for each way."""
         self.look_up_at = 0
+        """Known tokens from which on the next lookup is due."""
         self.useful_at = 0
         """Known tokens when a lookup was last of use."""
-        """Known tokens from which on the next lookup is due."""
         self.plain_ms = 0.0
         """What the tokens so far would have taken at the measured plain rate."""
         self.saved_ms = 0.0
