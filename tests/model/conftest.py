@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
+from tests.conftest import MakeTinyModel
 from tests.model.driving import random_tokens
+from tests.model.segment_bench import Bench
 from tests.support.greedy_eq import GreedyOracle
+from tests.support.tiny_models import TinyModel
 
 MakeContext = Callable[..., LlamaContext]
 
@@ -58,3 +62,32 @@ def make_context() -> Iterator[MakeContext]:
             return context
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def load(tiny_model: MakeTinyModel) -> Iterator[Any]:
+    """Tiny models by kind, loaded once."""
+    loaded: dict[TinyModel, LlamaModel] = {}
+
+    def get(recipe: TinyModel, *, with_mtp: bool = False) -> LlamaModel:
+        if recipe not in loaded:
+            loaded[recipe] = LlamaModel.load(tiny_model(recipe), with_mtp=with_mtp)
+        return loaded[recipe]
+
+    yield get
+    for model in loaded.values():
+        model.close()
+
+
+@pytest.fixture
+def make_bench() -> Iterator[Any]:
+    """Makes segment benches that are closed at the end of the test."""
+    made: list[Bench] = []
+
+    def make(*args: Any, **options: Any) -> Bench:
+        made.append(Bench(*args, **options))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()

@@ -22,7 +22,16 @@ from forerun.native.runner import LlamaRunner
 from forerun.native.segments import Segments
 from tests.model.driving import at, random_tokens
 from tests.support.segment_store import DictStore
+from tests.support.tiny_models import TinyModel
 
+RECIPES = {
+    "dense": TinyModel(),
+    "sliding window": TinyModel("gemma3", layers=6),
+    "hybrid": TinyModel("lfm2", layers=4),
+    "recurrent": TinyModel("mamba"),
+}
+HEADS = {"MTP head": TinyModel("glm4moe", layers=1), "MTP head, hybrid": TinyModel("qwen35", layers=2)}
+WINDOW = 64
 IDS = 12
 ROLLBACK = 9
 """Ids for rollback, two of them; the last id is for copying."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 from forerun.core.prefix import PromptCheckpointState
-from forerun.core.prompt import Tokens
-from forerun.core.request import SamplingParams
 from forerun.core.segment import SEGMENT_TOKENS, StoreEventKind
 from forerun.core.step import (
     ClearSequence,
@@ -25,58 +22,26 @@ from forerun.core.step import (
     RemoveSegment,
     RestoreSegment,
     StepPlan,
-    StepResult,
     StoreSegment,
     TruncateSequence,
 )
 from forerun.engine_config import EngineConfig
 from forerun.native.batch import Batch
-from forerun.native.model import LlamaModel
 from forerun.native.runner import LlamaRunner
 from forerun.native.segment_sizes import measured_sizes
-from tests.conftest import MakeTinyModel
 from tests.model.driving import DrivenRequest, at, random_tokens
-from tests.model.segment_bench import IDS, Bench, assert_alike, assert_done, headers, restores, stores
-from tests.support.tiny_models import TinyModel
+from tests.model.segment_bench import (
+    HEADS,
+    IDS,
+    RECIPES,
+    assert_alike,
+    assert_done,
+    headers,
+    restores,
+    stores,
+)
 
 pytestmark = pytest.mark.model
-
-RECIPES = {
-    "dense": TinyModel(),
-    "sliding window": TinyModel("gemma3", layers=6),
-    "hybrid": TinyModel("lfm2", layers=4),
-    "recurrent": TinyModel("mamba"),
-}
-HEADS = {"MTP head": TinyModel("glm4moe", layers=1), "MTP head, hybrid": TinyModel("qwen35", layers=2)}
-WINDOW = 64
-
-
-@pytest.fixture(scope="module")
-def load(tiny_model: MakeTinyModel) -> Iterator[Any]:
-    """Tiny models by kind, loaded once."""
-    loaded: dict[TinyModel, LlamaModel] = {}
-
-    def get(recipe: TinyModel, *, with_mtp: bool = False) -> LlamaModel:
-        if recipe not in loaded:
-            loaded[recipe] = LlamaModel.load(tiny_model(recipe), with_mtp=with_mtp)
-        return loaded[recipe]
-
-    yield get
-    for model in loaded.values():
-        model.close()
-
-
-@pytest.fixture
-def make_bench() -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(*args: Any, **options: Any) -> Bench:
-        made.append(Bench(*args, **options))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.close()
 
 
 @pytest.mark.parametrize(
@@ -350,162 +315,6 @@ def test_without_a_store_no_plan_moves_segments(load: Any, make_bench: Any) -> N
     bench = make_bench(load(RECIPES["dense"]))
     with pytest.raises(ValueError, match="there is no store"):
         LlamaRunner(bench.context).execute(StepPlan(0.0, (DropSegment("a"),)))
-
-
-# --- drafts ---
-
-
-class Conversation:
-    """A request with a draft, and how much of it was right."""
-
-    def __init__(self, request: DrivenRequest) -> None:
-        self.request = request
-        self.accepted: list[int] = []
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.accepted.append(self.request.decode_with_draft(4).accepted)
-
-    def stored_text(self) -> Tokens:
-        return self.request.history.tokens[: self.request.computed]
-
-    def moved_to(self, sequence_id: int, result: StepResult) -> Conversation:
-        """The same one in another sequence, which got it from the store."""
-        self.request.sequence_id = sequence_id
-        self.request.draft_held = result.draft_held[sequence_id]
-        self.request.assert_memory_is_known()
-        return self
-
-
-@pytest.mark.parametrize("kind", [*RECIPES, *HEADS])
-def test_a_draft_is_as_often_right_after_a_restore_as_without_one(kind: str, load: Any, make_bench: Any) -> None:
-    """Every few steps the conversation leaves memory and comes back in another sequence."""
-    with_mtp = kind in HEADS
-    model = load((RECIPES | HEADS)[kind], with_mtp=with_mtp)
-    draft = None if with_mtp else load(replace(RECIPES[kind], noise=0.01))
-    outputs, accepted = [], []
-    for moves in (False, True):
-        bench = make_bench(model, draft, mtp=with_mtp, n_ctx=1024)
-        params = SamplingParams(temperature=0.3, seed=1, ignore_eos=True)  # greedy text soon repeats itself
-        conversation = Conversation(DrivenRequest(bench.runner, 0, random_tokens(200), params))
-        conversation.request.prefill()
-        for turn in range(1, 6):
-            conversation.run(8)
-            if moves:
-                conversation = moved(bench, conversation, turn)
-        outputs.append(conversation.request.history.tokens[:240].tolist())
-        accepted.append(sum(conversation.accepted))
-    assert outputs[0] == outputs[1]
-    assert 0.15 * 160 < accepted[0] < 0.95 * 160, "damage would show"
-    assert accepted[1] == pytest.approx(accepted[0], rel=0.1)
-
-
-def moved(bench: Bench, conversation: Conversation, to: int) -> Conversation:
-    """Stored, cleared and restored under another id."""
-    text, request, held = conversation.stored_text(), conversation.request, conversation.request.draft_held
-    cuts = (text.size,) if bench.context.memory.has_state else (100, text.size)
-    segments = headers(text, cuts, draft_stop=request.draft_held)
-    assert_done(bench.do(*stores(request.sequence_id, segments), ClearSequence(request.sequence_id)))
-    assert all(state.is_speculative for state in bench.store.states.values())
-    result = assert_done(bench.do(*restores(to, segments)))
-    after = conversation.moved_to(to, result)
-    assert after.request.draft_held == min(held, text.size)
-    return after
-
-
-def test_a_draft_gets_no_more_than_what_goes_on_from_what_it_has(load: Any, make_bench: Any) -> None:
-    bench = make_bench(load(RECIPES["dense"]), load(RECIPES["dense"]))
-    tokens = random_tokens(300)
-    bench.feed(0, tokens)
-    segments = headers(tokens, (100, 200, 300), draft_stop=250)
-    assert_done(bench.do(*stores(0, segments)))
-    result = assert_done(bench.do(*restores(1, segments)))
-    assert (bench.held(1), result.draft_held) == ((300, 250), {1: 250})
-    assert_done(bench.do(*restores(2, segments, upto=230)))
-    assert bench.held(2) == (230, 230)
-    without = [replace(segments[0], draft_stop=0), *segments[1:]]
-    assert_done(bench.do(*stores(0, without), *restores(3, without)))
-    assert bench.held(3) == (300, 0)
-
-
-def test_a_draft_whose_memory_is_full_goes_without(load: Any, make_bench: Any) -> None:
-    bench = make_bench(load(RECIPES["dense"]), load(RECIPES["dense"]), n_ctx=512)
-    tokens = random_tokens(200)
-    bench.feed(0, tokens)
-    segments = headers(tokens, (200,), draft_stop=200)
-    assert_done(bench.do(*stores(0, segments), ClearSequence(0)))
-    batch = bench.drafter.context.new_batch()
-    batch.add_run(random_tokens(400), 0, 5, last_output=True)
-    bench.drafter.context.decode(batch)
-    result = assert_done(bench.do(*restores(1, segments)))
-    assert (bench.held(1), result.draft_held) == ((200, 0), {1: 0})
-
-
-# --- windows that have lost cells ---
-
-
-def with_gap(bench: Bench) -> tuple[Tokens, int]:
-    """A sequence 1 of 400 tokens whose first window cells others have taken; from where it is whole."""
-    tokens = random_tokens(400)
-    bench.feed(0, random_tokens(20, seed=1))
-    bench.feed(1, tokens)
-    bench.do(ClearSequence(0))
-    bench.feed(2, random_tokens(100, seed=2))
-    bench.do(ClearSequence(2))
-    first = bench.context.held_from()[1]
-    assert 0 < first < 400 - WINDOW
-    return tokens, first
-
-
-def test_a_window_with_a_gap_is_stored_as_such_and_comes_back_as_such(load: Any, make_bench: Any) -> None:
-    bench = make_bench(load(RECIPES["sliding window"]), n_ctx=1024)
-    tokens, first = with_gap(bench)
-    segments = headers(tokens, (30, 300, 400))
-    result = assert_done(bench.do(*stores(1, segments)))
-    assert result.stored_from == {segments[0].key: 30, segments[1].key: first}, "the third one is whole"
-    assert bench.store.headers[segments[1].key].whole_from == result.stored_from[segments[1].key]
-    expected = bench.next_logits(1, tokens)
-    result = assert_done(bench.do(ClearSequence(1), *restores(3, segments)))
-    assert bench.held(3) == (400, 0)
-    assert result.held_from == {3: first}
-    assert bench.do(*stores(3, segments)).stored_from == {segments[0].key: 30, segments[1].key: first}
-    assert_alike(bench.next_logits(3, tokens), expected)
-    result = bench.do(TruncateSequence(3, at(first + WINDOW - 2)))
-    assert result.failure is not None
-
-
-def test_no_sequence_goes_on_behind_a_gap(load: Any, make_bench: Any) -> None:
-    """Also not by way of a splice whose first position is there, nor of a fork."""
-    bench = make_bench(load(RECIPES["sliding window"]), n_ctx=2048)
-    whole = random_tokens(400)
-    bench.feed(4, whole)
-    (start,) = headers(whole, (30,))
-    assert_done(bench.do(StoreSegment(4, start), ClearSequence(4)))
-    tokens, first = with_gap(bench)
-    assert (tokens == whole).all()
-    segments = headers(tokens, (30, 400))
-    assert_done(bench.do(StoreSegment(1, segments[1])))
-    operations = restores(3, segments)
-    for upto in (first + 1, first + WINDOW - 2):
-        part = restores(3, segments, upto=upto)
-        result = bench.do(*part)
-        assert result.failure is not None
-        assert "restored with gaps" in result.failure.message
-        assert not result.unrestorable
-        assert bench.held(3) == (0, 0)
-        result = bench.do(*part, ForkSequence(3, 5, at(upto)))
-        assert result.failure is not None
-        bench.do(ClearSequence(5))
-    result = assert_done(bench.do(*operations))
-    assert result.held_from[3] == first, "though the first 30 positions are there"
-    assert_done(bench.do(ForkSequence(3, 5, at(400))))
-    assert bench.do(TruncateSequence(5, at(first + WINDOW - 2))).failure is not None
-    assert bench.do(TruncateSequence(5, at(first + WINDOW - 1))).failure is None
-    assert bench.do(TruncateSequence(5, at(0))).failure is None
-    assert 5 not in bench.context.held_from()
-
-
-# --- sizes ---
 
 
 @pytest.mark.parametrize("drafting", ["target", "with draft"])
