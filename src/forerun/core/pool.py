@@ -104,6 +104,8 @@ class SequencePool:
         """Where else prefixes can be; None where they are kept in memory alone."""
         self._rent = 0.0
         """Milliseconds that each idle cell has cost others so far."""
+        self._to_store: dict[int, None] = {}
+        """Idle ids whose content is not all stored yet, in order."""
         self._due: dict[int, float] = {}
         """The rent at which an idle prefix has cost others as much as restoring it would."""
         self._size = sequences
@@ -152,6 +154,7 @@ class SequencePool:
         return sequence
 
     def _take_over(self, match: PrefixMatch) -> Sequence:
+        self._store_rest(match.source_id)
         prefix = self._idle.pop(match.source_id)
         self._tree.remove(match.source_id)
         self._truncate(match.source_id, match.resident)
@@ -304,16 +307,38 @@ class SequencePool:
         self._truncate(sequence.id, prefix.layout.end)
         self._tree.insert(sequence.id, prefix.layout, prefix.scope)
         self._idle[sequence.id] = prefix
-        self.store(sequence.id, prefix.layout, prefix.scope)
-        self._set_due(sequence.id)
+        if self.tiers is not None:
+            self._to_store[sequence.id] = None
+            self._set_due(sequence.id)
+            if not self.memory.is_dense:  # a window may lose cells meanwhile
+                self._store_rest(sequence.id)
         self._drop_redundant(sequence.id)
 
-    def store(self, sequence_id: int, layout: PromptLayout, scope: str) -> None:
-        """Copy to the tiers what of a sequence, which holds `layout` at least, is not there yet."""
-        if self.tiers is not None:
-            draft_held = self.draft_cells.held(sequence_id) if self.draft_memory.is_dense else 0
-            held_from = self.held_from.get(sequence_id, 0)
-            self.tiers.store(sequence_id, layout, scope, draft_held=draft_held, held_from=held_from)
+    def store(self, sequence_id: int, layout: PromptLayout, scope: str, most: int | None = None) -> bool:
+        """Copy to the tiers what of a sequence, which holds `layout` at least, is not there yet, in `most` segments.
+
+        False where some is left.
+        """
+        if self.tiers is None:
+            return True
+        draft_held = self.draft_cells.held(sequence_id) if self.draft_memory.is_dense else 0
+        held_from = self.held_from.get(sequence_id, 0)
+        return self.tiers.store(sequence_id, layout, scope, draft_held=draft_held, held_from=held_from, most=most)
+
+    def store_some(self, most: int) -> None:
+        """Copy some more of what idle sequences hold: a little each step, since others wait for it."""
+        if self._to_store:
+            owner = next(iter(self._to_store))
+            prefix = self._idle[owner]
+            if self.store(owner, prefix.layout, prefix.scope, most):
+                del self._to_store[owner]
+
+    def _store_rest(self, owner: int) -> None:
+        """Copy the rest of what an idle sequence holds, which it is about to lose."""
+        if owner in self._to_store:
+            del self._to_store[owner]
+            prefix = self._idle[owner]
+            self.store(owner, prefix.layout, prefix.scope)
 
     def _can_keep(self, sequence_id: int, prefix: ReusablePrefix) -> bool:
         """Whether what a sequence holds beyond a prefix of it can be cut off."""
@@ -346,6 +371,7 @@ class SequencePool:
             self._set_aside(sequence_id)
 
     def _set_aside(self, sequence_id: int) -> None:
+        self._to_store.pop(sequence_id, None)
         if sequence_id in self._tree:
             self._tree.remove(sequence_id)
         self._quarantined.add(sequence_id)
@@ -377,6 +403,7 @@ class SequencePool:
             if self.draft_cells.free >= cells:
                 return True
             if self.draft_cells.held(owner):
+                self._store_rest(owner)
                 self.draft_cells.clear(owner)
                 target = prefix.layout.native_positions
                 self._operations.append(TruncateSequence(owner, SpeculativePosition(target, draft=0)))
@@ -393,6 +420,7 @@ class SequencePool:
 
         Idle prefixes go; what running sequences hold is not offered any more, and not kept when they are released.
         """
+        self._to_store.clear()
         for owner in list(self._idle):
             self._evict(owner)
         if self.tiers is not None:
@@ -413,6 +441,7 @@ class SequencePool:
         """Forget idle prefixes and what is stored (of a scope); how many sequences and segments."""
         idle = [owner for owner, prefix in self._idle.items() if scope in (None, prefix.scope)]
         for owner in idle:
+            self._to_store.pop(owner, None)
             self._evict(owner)
         return len(idle) + (self.tiers.clear(scope) if self.tiers else 0)
 
@@ -445,6 +474,7 @@ class SequencePool:
         return victim is not None
 
     def _evict(self, sequence_id: int) -> None:
+        self._store_rest(sequence_id)
         del self._idle[sequence_id]
         self._tree.remove(sequence_id)
         self._clear(sequence_id)
@@ -490,8 +520,8 @@ class SequencePool:
 
     @property
     def has_work(self) -> bool:
-        """Whether native memory still has to change: operations wait, or ids to be cleared."""
-        return bool(self._operations or self._quarantined)
+        """Whether native memory still has to change, or to be copied."""
+        return bool(self._operations or self._quarantined or self._to_store)
 
     @property
     def quarantined(self) -> frozenset[int]:
@@ -517,6 +547,7 @@ class SequencePool:
         assert sorted(owned) == list(range(self._size)), f"ids owned: {sorted(owned)}"
         for sequence_id in self._free:
             assert self.target_cells.held(sequence_id) == self.draft_cells.held(sequence_id) == 0
+        assert self._to_store.keys() <= self._idle.keys()
         for sequence_id, prefix in self._idle.items():
             assert self.target_cells.held(sequence_id) == prefix.layout.logical_tokens
             assert self.draft_cells.held(sequence_id) <= prefix.layout.logical_tokens

@@ -49,6 +49,8 @@ from forerun.core.tiers import KvSegment, PrefixTiers, Tier
 from forerun.core.value import retention
 from forerun.errors import InvalidRequestError, StepFailedError
 
+_STORES_BESIDE, _STORES_ALONE = 1, 8
+"""Segments of idle prefixes copied to host memory in a step: each takes a few milliseconds."""
 _KILOCELL = 1000
 _ROW_AND_CELL_MS = 0.0007
 """What a foreign cell costs a decoded row where costs were not measured (design/llama-facts.md)."""
@@ -235,7 +237,9 @@ class Scheduler:
         while not (plan.decode or plan.prefill) and len(self._running) > 1:
             self._preempt_youngest()
             plan = self._plan_rows(now)
-        is_waiting = not (plan.decode or plan.prefill) and self._admission.is_fetching
+        is_idle = not (plan.decode or plan.prefill)
+        self.pool.store_some(_STORES_ALONE if is_idle else _STORES_BESIDE)
+        is_waiting = is_idle and self._admission.is_fetching
         # Taken only now: a plan that was given up must not take the operations it queued with it.
         return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
 

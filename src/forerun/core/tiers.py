@@ -287,16 +287,27 @@ class PrefixTiers:
     # --- the pool to host ----------------------------------------------------------
 
     def store(
-        self, sequence_id: int, layout: PromptLayout, scope: str, *, draft_held: int = 0, held_from: int = 0
-    ) -> None:
-        """Copy what of a sequence is not stored yet. With a state, the sequence must hold exactly `layout`."""
+        self,
+        sequence_id: int,
+        layout: PromptLayout,
+        scope: str,
+        *,
+        draft_held: int = 0,
+        held_from: int = 0,
+        most: int | None = None,
+    ) -> bool:
+        """Copy what of a sequence is not stored yet, `most` segments of it. False where some is left for later.
+
+        With a state, the sequence must hold exactly `layout`.
+        """
         covered = self._covered(layout, scope)
         parent = covered.parts[-1].segment if covered.parts else None
         held = [record for part in covered.parts if (record := part.segment.host) is not None]
         for record in held:  # what the new ones go on from must not make room for them
             self.host.retention.hold(record)
-        start = covered.boundary
-        while start.logical_tokens < layout.logical_tokens:
+        start, count = covered.boundary, 0
+        while start.logical_tokens < layout.logical_tokens and count != most:
+            count += 1
             stop = self._next_stop(layout, start)
             content = tuple(layout.slice_segments(start.logical_tokens, stop.logical_tokens))
             parent_key = parent.header.key if parent else ""
@@ -312,6 +323,7 @@ class PrefixTiers:
             )
             segment = self._store(sequence_id, header, parent)
             if segment is None:
+                start = layout.end  # there is no room, and will not be soon
                 break
             assert segment.host is not None
             held.append(segment.host)
@@ -319,6 +331,7 @@ class PrefixTiers:
             parent, start = segment, stop
         for record in held:
             self.host.retention.release(record)
+        return start == layout.end
 
     def _covered(self, layout: PromptLayout, scope: str) -> StoredPrefix:
         return self.find(list(self._tree.match(layout, scope)), layout, layout.logical_tokens)
