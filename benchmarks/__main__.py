@@ -8,7 +8,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import again, chaining, core, full, plot, replay, single_stream, speculation, synthetic, tiers, ttft
+from benchmarks import (
+    again,
+    cache_sim,
+    chaining,
+    core,
+    full,
+    plot,
+    replay,
+    single_stream,
+    speculation,
+    synthetic,
+    tiers,
+    ttft,
+)
 from benchmarks.report import Figures, save, show
 
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
@@ -26,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "idle": tiers.idle,
     "chaining": chaining.run,
     "replay": replay.run,
+    "cache_sim": cache_sim.run,
 }
 
 

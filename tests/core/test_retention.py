@@ -106,6 +106,44 @@ def test_by_value_what_costs_more_to_compute_for_its_size_stays_longer() -> None
     assert tier.victim(now=1) == "large"
 
 
+def test_by_value_a_conversation_stays_before_a_single_request_that_came_later() -> None:
+    tier = Tier(Value())
+    tier.insert("talk", now=0)
+    tier.use("talk", now=20)
+    tier.insert("single", now=25)
+    assert tier.victim(now=60) == "single"
+
+
+def test_by_value_the_beginning_of_an_old_conversation_stays_before_the_end_of_another() -> None:
+    tier = Tier(Value())
+    for name, now in (("short", 0.0), ("long", 100.0)):
+        for at in range(2 if name == "short" else 40):
+            tier.insert(f"{name} {at}", f"{name} {at - 1}" if at else "", now=now)
+    gone = [tier.evict(now=5000.0) for _ in range(30)]
+    assert gone == [f"long {at}" for at in range(39, 9, -1)]
+
+
+def test_by_value_what_a_repeated_conversation_will_need_next_waits_anew() -> None:
+    tier = Tier(Value())
+    for name in ("a", "b"):
+        tier.insert(f"{name} head", now=0.0)
+        tier.insert(f"{name} tail", f"{name} head", now=0.0)
+    tier.use("b head", now=500.0)
+    assert tier.victim(now=501.0) in ("a tail", "b tail")
+    tier.policy.retraced(tier.records["b head"], 500.0)
+    assert tier.evict(now=501.0) == "a tail"
+    assert tier.evict(now=501.0) == "a head"
+
+
+def test_by_value_what_comes_back_is_known_from_before() -> None:
+    tier = Tier(Value())
+    tier.insert("a", now=0.0)
+    tier.use("a", now=5.0)
+    tier.remove("a", now=50.0)
+    tier.insert("a", now=60.0)
+    assert tier.records["a"].uses == 2
+
+
 def test_the_deeper_a_segment_the_more_it_saves() -> None:
     cost = RecomputeCost(ms_per_token=1.0, ms_per_token_kilocell=1.0)
     assert cost.ms(0, 1000) == pytest.approx(1500)
@@ -119,13 +157,15 @@ def test_a_victim_is_always_one_that_may_go(data: st.DataObject, name: str) -> N
     tier, held, made = Tier(retention(name)), set[str](), 0
     for now in range(data.draw(st.integers(1, 60))):
         keys = sorted(tier.records)
-        action = data.draw(st.sampled_from(["insert", "use", "evict", "hold", "release"]))
+        action = data.draw(st.sampled_from(["insert", "use", "retrace", "evict", "hold", "release"]))
         if action == "insert":
             tier.insert(str(made), data.draw(st.sampled_from(["", *keys])), now=now)
             made += 1
         elif action == "use" and keys:
             chain = _chain(tier.records[data.draw(st.sampled_from(keys))])
             tier.policy.used(chain, now)
+        elif action == "retrace" and keys:
+            tier.policy.retraced(tier.records[data.draw(st.sampled_from(keys))], now)
         elif action == "hold" and keys:
             held.add(key := data.draw(st.sampled_from(keys)))
             tier.policy.hold(tier.records[key])

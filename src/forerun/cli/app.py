@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import forerun
+from forerun.cli.bench_commands import bench_app
 from forerun.cli.cache_commands import cache_app
 from forerun.cli.endings import ends_well
 from forerun.cli.flatten import takes_groups
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cache_app, name="cache")
+app.add_typer(bench_app, name="bench")
 
 _RUN_EXAMPLES = """
 Examples:

@@ -12,11 +12,11 @@ from forerun.core.costs import CostCurve
 class RecomputeCost:
     """Milliseconds of prefill: of a token, and what it costs more for every 1,000 tokens that lie before it.
 
-    The defaults are those of SmolLM2-135M on two CPU cores (design/llama-facts.md, 512 rows in 1,800 to 2,290 ms).
+    The defaults are SmolLM2-135M's on two CPU cores (benchmarks/results/full-smollm2.json, 64 rows).
     """
 
-    ms_per_token: float = 3.5
-    ms_per_token_kilocell: float = 0.4
+    ms_per_token: float = 2.3
+    ms_per_token_kilocell: float = 1.1
 
     @classmethod
     def from_curve(cls, curve: CostCurve) -> Self:

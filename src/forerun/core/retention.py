@@ -5,6 +5,7 @@ A tier's catalog makes one `RetentionRecord` for each segment it holds and tells
     inserted(record, now)    it is in the tier now; `record.parent` says which record it goes on from
     used(chain, now)         a request shares these segments, from the start of the prompt to the deepest one, wherever
                              their KV came from (a hit in the pool counts too)
+    retraced(record, now)    a sequence ends, and all it holds had been stored before: `record` is the last of it
     hold(record)             it must stay: it is being copied, restored, or pinned; `release(record)` as often
     removed(record, now)     it is gone, evicted or for any other reason; children go before their parents
     victim(now)              which one should go next; None where nothing can. Changes nothing: the catalog calls
@@ -30,9 +31,10 @@ class RetentionRecord:
         "branches",
         "children",
         "created_at",
-        "gap",
+        "follows_use",
         "holds",
         "key",
+        "last_child",
         "last_used",
         "nbytes",
         "parent",
@@ -58,16 +60,18 @@ class RetentionRecord:
         self.created_at = now
         """When it was stored; for a segment found on disk, when it was last used before."""
         self.last_used = now
-        self.gap: float | None = None
-        """Seconds between its last two uses; None before the second."""
         self.uses = 0
         """Requests that shared it since it was stored."""
         self.shared_uses = 0
         """Those among them that did not go on from the end of what is stored: another conversation, or a fork."""
+        self.follows_use = False
+        """Whether it goes on from what had been used already: its conversation has come back before."""
         self.children = 0
         """Segments in the tier that go on from it."""
         self.branches = 0
         """Segments that ever went on from it."""
+        self.last_child: RetentionRecord | None = None
+        """The one of those in the tier that was stored or used last."""
         self.holds = 0
         self.queue: RetentionQueue | None = None
         """Where it waits to be evicted; None while it must stay."""
@@ -92,6 +96,8 @@ class Retention(Protocol):
     def inserted(self, record: RetentionRecord, now: float) -> None: ...
 
     def used(self, chain: Sequence[RetentionRecord], now: float) -> None: ...
+
+    def retraced(self, record: RetentionRecord, now: float) -> None: ...
 
     def removed(self, record: RetentionRecord, now: float) -> None: ...
 
@@ -141,10 +147,13 @@ class LeafFirst:
     """Keeps the records of a tier up to date, and those that may go in queues. What goes first is the policy's."""
 
     def inserted(self, record: RetentionRecord, now: float) -> None:  # noqa: ARG002 (policies that learn go by it)
-        if record.parent is not None:
-            record.parent.children += 1
-            record.parent.branches += 1
-            self._withdraw(record.parent)
+        parent = record.parent
+        if parent is not None:
+            record.follows_use = not parent.children and (parent.uses > 0 or parent.follows_use)
+            parent.last_child = record
+            parent.children += 1
+            parent.branches += 1
+            self._withdraw(parent)
         self._settle(record)
 
     def used(self, chain: Sequence[RetentionRecord], now: float) -> None:
@@ -154,11 +163,12 @@ class LeafFirst:
         for record in chain:
             record.uses += 1
             record.shared_uses += is_shared
-            record.gap = now - record.last_used
-            record.last_used = now
-            if record.queue is not None:
-                self._withdraw(record)
-                self._settle(record)
+            if record.parent is not None:
+                record.parent.last_child = record
+            self._renew(record, now)
+
+    def retraced(self, record: RetentionRecord, now: float) -> None:
+        """A request went a way that had been gone before, up to here: what follows may be asked for next."""
 
     def removed(self, record: RetentionRecord, now: float) -> None:  # noqa: ARG002 (policies that learn go by it)
         if record.children:
@@ -167,6 +177,8 @@ class LeafFirst:
         parent = record.parent
         if parent is not None:
             parent.children -= 1
+            if parent.last_child is record:
+                parent.last_child = None
             self._settle(parent)
 
     def hold(self, record: RetentionRecord) -> None:
@@ -178,6 +190,12 @@ class LeafFirst:
             raise ValueError(f"{record!r} is not held")
         record.holds -= 1
         self._settle(record)
+
+    def _renew(self, record: RetentionRecord, now: float) -> None:
+        record.last_used = now
+        if record.queue is not None:
+            self._withdraw(record)
+            self._settle(record)
 
     def _settle(self, record: RetentionRecord) -> None:
         """Queue a record that may go."""

@@ -1,63 +1,101 @@
-"""How often segments are used again, learned from what happens to them, by class and by time since the last use.
+"""How often segments are used again, learned from what happens to them: by kind, depth and time since the last use.
 
 A segment's life is a row of waits, each of which ends with a use or with the segment being forgotten:
 
     stored ──12 s── used ──3 s── used ──40 s── used ──900 s── evicted ── ... a ghost ... ── stored again, or forgotten
 
-The rate of reuse at an age is uses at this age / seconds that segments spent at this age, the hazard rate of these
-waits. Keeping what has the highest rate for its size is the best any policy can do that knows no more than this, as
-long as rates fall with age (Panigrahy, Nain, Neglia, Towsley, "A new upper bound on cache hit probability for
-non-anticipative caching policies", 2022; Beckmann, Chen, Cidon, "LHD: improving cache hit rate by maximizing hit
-density", NSDI 2018, counts likewise).
-What was evicted stays known as a ghost for a while: without, a segment that returns would look like one that never did.
+The rate of reuse at an age is uses at this age / seconds that segments spent at this age: the hazard rate of waits. To
+keep what has the highest rate for its size is the best a policy can do that knows no more than this, where rates fall
+with age (Panigrahy, Nain, Neglia, Towsley 2022, "A new upper bound on cache hit probability for non-anticipative
+caching policies"). That what was evicted stays known as a ghost for a while keeps it from looking like what nobody asks
+for again (as in ARC, Megiddo and Modha 2003).
+
+A table of kinds x depths x ages would need more waits than a cache sees in a day, so that the rate is a product:
+
+    rate = base(age) x kind factor x depth factor        factors of their own below and above _LONG seconds
+
+each of which is uses / uses expected from the other factors, drawn towards what is assumed in the beginning.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import IntEnum
 from math import log2
-from typing import NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-_BINS = 40
-_BINS_PER_DOUBLING = 2
-_PRIOR_WAITS = 4.0
-"""What is assumed before anything was seen weighs as much as so many waits."""
-_PRIOR_RETURNS = 0.5
-"""Share of the waits that end with a use for every doubling of their age, as assumed."""
-_REFRESH = 64
-"""Waits until the rates are worked out again."""
-_FADE = 0.98
-"""What was counted before weighs so much after each refresh: half is forgotten in about 2,200 waits."""
-_GHOSTS = 65_536
+
+class ReuseKind(IntEnum):
+    """What a segment's use so far says."""
+
+    NEW = 0
+    """Its conversation has not come back yet, and may be a single request."""
+    CONTINUED = 1
+    """Its conversation went on."""
+    SHARED = 2
+    """Prompts went through it to elsewhere more than once: other conversations, or forks."""
+
+
+class ReuseClass(NamedTuple):
+    """Segments that are expected to be used alike."""
+
+    kind: ReuseKind
+    depth: int
+    """Bin of the tokens before it: 0 below 1,024, 1 below 2,048, and so on."""
 
 
 class Waiting(Protocol):
     """What is looked at of a segment (core/retention.py)."""
 
     key: str
+    start: int
     last_used: float
-    gap: float | None
     uses: int
     shared_uses: int
+    follows_use: bool
 
 
-class ReuseClass(NamedTuple):
-    """Segments that are expected to be used again alike."""
+_KINDS: Final = len(ReuseKind)
+_DEPTHS: Final = 7
+_FIRST_DEPTH: Final = 1024
+_BINS: Final = 24
+"""Of ages: below 1 second, 3, 7, 15 and so on, to half a year."""
+_LONG: Final = 8
+"""Bins from here on, 255 seconds, are long waits: conversations are over, or somebody is away."""
+_BASE_WEIGHT: Final = 64.0
+_FACTOR_WEIGHT: Final = 16.0
+"""What is assumed weighs as much as so many waits, or expected uses. A conversation has dozens of segments."""
+_KIND_FACTORS: Final = np.array([0.25, 1.0, 1.5])
+_HALF_DEPTH: Final = 8192
+"""After a long wait a segment behind so many tokens is assumed to be used half as often as one at the start: a prefix
+is used by all that use what follows it, and by others too."""
+_REFRESH: Final = 64
+"""Waits that end until rates are worked out again; more where many go on, which all have to be looked at."""
+_FADE: Final = 0.98
+"""What was counted weighs so much at each refresh: half of it is forgotten in 34 of them."""
+_GHOSTS: Final = 16_384
 
-    kind: int
-    """0: not used yet. 1: used by its own conversation. 2: by others as well, like a system prompt."""
-    pace: int
-    """How long the wait before its last use was: 0 below 8 seconds, 1 below 64, 2 below 512, 3 beyond."""
+_Table: TypeAlias = NDArray[np.float64]
+"""Kinds x depths x ages, or a part of that."""
 
-    @classmethod
-    def of(cls, segment: Waiting) -> Self:
-        if segment.gap is None:
-            return cls(0, 0)
-        return cls(2 if segment.shared_uses > 1 else 1, min(int(log2(max(segment.gap, 1.0))) // 3, 3))
+_EDGES: Final[_Table] = np.exp2(np.arange(_BINS + 1)) - 1.0
+_WIDTHS: Final[_Table] = np.diff(_EDGES)
+_ASSUMED_BASE: Final[_Table] = 0.5 / np.sqrt((1 + _EDGES[:-1]) * (1 + _EDGES[1:]))
+"""Half of all that have waited so long are used before they have waited twice as long."""
+_DEPTH_MIDDLES: Final[_Table] = np.append(0.0, 1.5 * _FIRST_DEPTH * np.exp2(np.arange(_DEPTHS - 1)))
+_DEPTH_FACTORS: Final[_Table] = 1 / (1 + _DEPTH_MIDDLES / _HALF_DEPTH)
+
+
+def reuse_class(segment: Waiting) -> ReuseClass:
+    """The class of a segment, which changes only with a use."""
+    kind = ReuseKind.CONTINUED if segment.uses or segment.follows_use else ReuseKind.NEW
+    if segment.shared_uses > 1:
+        kind = ReuseKind.SHARED
+    return ReuseClass(kind, min((segment.start // _FIRST_DEPTH).bit_length(), _DEPTHS - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,96 +108,54 @@ class Ghost:
     shared_uses: int
 
 
-class _Waits:
-    """Waits of one class: those that ended, by the bin of their length, and those that go on, by when they began."""
-
-    __slots__ = ("_ended", "_open", "_used", "rates")
-
-    def __init__(self) -> None:
-        self._used = np.zeros(_BINS)
-        self._ended = np.zeros(_BINS)
-        self._open: dict[int, int] = {}
-        """Second in which they began: how many."""
-        self.rates: list[float] = []
-        self.refresh(0.0)
-
-    def begin(self, at: float) -> None:
-        second = int(at)
-        self._open[second] = self._open.get(second, 0) + 1
-
-    def end(self, began: float, now: float, *, used: bool) -> None:
-        second = int(began)
-        left = self._open[second] - 1
-        if left:
-            self._open[second] = left
-        else:
-            del self._open[second]
-        at = _bin(now - began)
-        self._ended[at] += 1
-        self._used[at] += used
-
-    def refresh(self, now: float) -> None:
-        """Work the rates out: uses at an age / seconds spent at it, no lower than at any higher age."""
-        ended = self._ended + _PRIOR_ENDED
-        if self._open:
-            ages = now - np.fromiter(self._open.keys(), np.float64, len(self._open))
-            counts = np.fromiter(self._open.values(), np.float64, len(self._open))
-            ended = ended + np.bincount(_bins(ages), counts, _BINS)
-        beyond = np.cumsum(ended[::-1])[::-1] - ended
-        hazard = (self._used + _PRIOR_USED) / ((beyond + ended / 2) * _WIDTHS)
-        self.rates = np.maximum.accumulate(hazard[::-1])[::-1].tolist()
-        self._used *= _FADE
-        self._ended *= _FADE
-
-
-def _bin(age: float) -> int:
-    return min(int(_BINS_PER_DOUBLING * log2(1.0 + max(age, 0.0))), _BINS - 1)
-
-
-def _bins(ages: NDArray[np.float64]) -> NDArray[np.intp]:
-    bins: NDArray[np.intp] = (_BINS_PER_DOUBLING * np.log2(1.0 + np.maximum(ages, 0.0))).astype(np.intp)
-    return np.minimum(bins, _BINS - 1)
-
-
-_EDGES = np.exp2(np.arange(_BINS + 1) / _BINS_PER_DOUBLING) - 1.0
-_WIDTHS = np.diff(_EDGES)
-_LEFT = (1 - _PRIOR_RETURNS) ** (np.arange(_BINS + 1) / _BINS_PER_DOUBLING)
-"""Share of the waits that are longer, as assumed: the rate falls as 1 / (1 + age)."""
-_PRIOR_USED = _PRIOR_WAITS * -np.diff(_LEFT)
-_PRIOR_ENDED = _PRIOR_USED + np.append(np.zeros(_BINS - 1), _PRIOR_WAITS * _LEFT[-1])
-
-
 class ReuseRates:
     """Rates by class and age. Owned by one policy.
 
     A wait begins with `began`; `used` ends it. Where a segment `left`, its wait goes on until it `returned`.
     """
 
-    __slots__ = ("_ended", "_ghosts", "_open", "_waits")
+    __slots__ = ("_ended", "_ghosts", "_open", "_rates", "_since_refresh", "_used", "_waiting")
 
     def __init__(self) -> None:
-        self._waits: dict[ReuseClass, _Waits] = {}
+        self._used: _Table = np.zeros((_KINDS, _DEPTHS, _BINS))
+        """Waits that ended with a use, by their length."""
+        self._ended: _Table = np.zeros((_KINDS, _DEPTHS, _BINS))
+        """All that ended."""
+        self._open: dict[ReuseClass, dict[int, int]] = {}
+        """Waits that go on: how many began in each second."""
+        self._waiting = 0
+        self._since_refresh = 0
         self._ghosts: OrderedDict[str, Ghost] = OrderedDict()
-        self._open = 0
-        self._ended = 0
-        """Waits that ended since the rates were worked out."""
+        self._refresh(0.0)
 
-    def rate(self, reuse_class: ReuseClass, age: float) -> float:
-        """Uses a second to be expected of a segment that was last used `age` seconds ago."""
-        return self._of(reuse_class).rates[_bin(age)]
+    def rate(self, of: ReuseClass, age: float) -> float:
+        """Uses a second to be expected of a segment that was last used `age` seconds ago. Never rises with age."""
+        rates = self._rates[of.kind][of.depth]
+        place = log2(1.0 + max(age, 0.0))
+        at = int(place)
+        if at >= _BINS - 1:
+            return rates[-1]
+        within: float = (rates[at + 1] / rates[at]) ** (place - at)
+        return rates[at] * within
 
     def began(self, segment: Waiting) -> None:
         """A segment was stored, or used: its next wait begins at its `last_used`."""
-        self._open += 1
-        self._of(ReuseClass.of(segment)).begin(segment.last_used)
+        self._waiting += 1
+        began = self._open.setdefault(reuse_class(segment), {})
+        second = int(segment.last_used)
+        began[second] = began.get(second, 0) + 1
 
     def used(self, segment: Waiting, now: float) -> None:
         """A segment is used. To be called before that is written into it."""
-        self._end(ReuseClass.of(segment), segment.last_used, now, used=True)
+        self._end(reuse_class(segment), segment.last_used, now, used=True)
+
+    def interrupted(self, segment: Waiting) -> None:
+        """A wait that tells nothing."""
+        self._stop(reuse_class(segment), segment.last_used)
 
     def left(self, segment: Waiting, now: float) -> None:
         """A segment is gone from its tier; the longest gone is forgotten where there are too many of those."""
-        ghost = Ghost(ReuseClass.of(segment), segment.last_used, segment.uses, segment.shared_uses)
+        ghost = Ghost(reuse_class(segment), segment.last_used, segment.uses, segment.shared_uses)
         self._ghosts[segment.key] = ghost
         if len(self._ghosts) > _GHOSTS:
             _, forgotten = self._ghosts.popitem(last=False)
@@ -172,17 +168,66 @@ class ReuseRates:
             self._end(ghost.reuse_class, ghost.last_used, now, used=True)
         return ghost
 
-    def _end(self, reuse_class: ReuseClass, began: float, now: float, *, used: bool) -> None:
-        self._of(reuse_class).end(began, now, used=used)
-        self._open -= 1
-        self._ended += 1
-        if self._ended >= max(_REFRESH, self._open // 8):
-            self._ended = 0
-            for waits in self._waits.values():
-                waits.refresh(now)
+    def _end(self, of: ReuseClass, began: float, now: float, *, used: bool) -> None:
+        self._stop(of, began)
+        at = of.kind, of.depth, min(int(log2(1.0 + max(now - began, 0.0))), _BINS - 1)
+        self._ended[at] += 1
+        self._used[at] += used
+        self._since_refresh += 1
+        if self._since_refresh >= max(_REFRESH, self._waiting // 8):
+            self._refresh(now)
 
-    def _of(self, reuse_class: ReuseClass) -> _Waits:
-        waits = self._waits.get(reuse_class)
-        if waits is None:
-            waits = self._waits[reuse_class] = _Waits()
-        return waits
+    def _stop(self, of: ReuseClass, began: float) -> None:
+        open_waits = self._open[of]
+        second = int(began)
+        open_waits[second] -= 1
+        if not open_waits[second]:
+            del open_waits[second]
+        self._waiting -= 1
+
+    # --- working rates out ----------------------------------------------------------
+
+    def _refresh(self, now: float) -> None:
+        self._since_refresh = 0
+        seconds = self._seconds_at(now)
+        rates = _rates(self._used, seconds)
+        self._rates: list[list[list[float]]] = rates.tolist()
+        self._used *= _FADE
+        self._ended *= _FADE
+
+    def _seconds_at(self, now: float) -> _Table:
+        """Seconds that segments spent at each age, in waits that ended and in those that go on."""
+        lengths = self._ended.copy()
+        for of, began in self._open.items():
+            if began:
+                ages = np.maximum(now - np.fromiter(began, np.float64, len(began)), 0.0)
+                counts = np.fromiter(began.values(), np.float64, len(began))
+                bins = np.minimum(np.log2(1.0 + ages).astype(np.intp), _BINS - 1)
+                lengths[of] += np.bincount(bins, counts, _BINS)
+        longer = np.cumsum(lengths[..., ::-1], -1)[..., ::-1] - lengths
+        result: _Table = (longer + lengths / 2) * _WIDTHS
+        return result
+
+
+def _rates(used: _Table, seconds: _Table) -> _Table:
+    """Uses a second by kind, depth and age."""
+    base = used.sum((0, 1)) + _BASE_WEIGHT * _ASSUMED_BASE * _WIDTHS
+    base /= seconds.sum((0, 1)) + _BASE_WEIGHT * _WIDTHS
+    rates: _Table = np.empty_like(used)
+    for ages, depth_factors in (
+        (slice(0, _LONG), np.ones(_DEPTHS)),
+        (slice(_LONG, _BINS), _DEPTH_FACTORS),
+    ):
+        seen = used[..., ages].sum(-1)
+        expected = (seconds[..., ages] * base[ages]).sum(-1)
+        by_kind = _factors(seen.sum(1), expected.sum(1), _KIND_FACTORS)
+        by_depth = _factors(seen.sum(0), (expected * by_kind[:, None]).sum(0), depth_factors)
+        by_depth = np.minimum.accumulate(by_depth)  # whoever uses what is deeper uses what is before it
+        rates[..., ages] = base[ages] * by_kind[:, None, None] * by_depth[:, None]
+    falling: _Table = np.maximum.accumulate(rates[..., ::-1], -1)[..., ::-1]
+    return falling
+
+
+def _factors(seen: _Table, expected: _Table, assumed: _Table) -> _Table:
+    factors: _Table = (seen + _FACTOR_WEIGHT * assumed) / (expected + _FACTOR_WEIGHT)
+    return factors

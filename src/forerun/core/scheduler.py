@@ -130,8 +130,8 @@ class Scheduler:
         return PrefixTiers(
             tree,
             emit,
-            Tier(config.cache_ram, retention(config.retention, cost)),
-            Tier(config.cache_disk, retention(config.retention, cost)),
+            Tier(config.cache_ram, retention(config.retention)),
+            Tier(config.cache_disk, retention(config.retention)),
             sizes=config.segment_sizes,
             model_key=config.model_key,
             memory=config.memory,

@@ -306,6 +306,8 @@ class PrefixTiers:
         for record in held:  # what the new ones go on from must not make room for them
             self.host.retention.hold(record)
         start, count = covered.boundary, 0
+        if parent is not None and start == layout.end:
+            self._retraced(parent)
         while start.logical_tokens < layout.logical_tokens and count != most:
             count += 1
             stop = self._next_stop(layout, start)
@@ -332,6 +334,11 @@ class PrefixTiers:
         for record in held:
             self.host.retention.release(record)
         return start == layout.end
+
+    def _retraced(self, segment: KvSegment) -> None:
+        for tier, record in ((self.host, segment.host), (self.disk, segment.disk)):
+            if record is not None:
+                tier.retention.retraced(record, self.now)
 
     def _covered(self, layout: PromptLayout, scope: str) -> StoredPrefix:
         return self.find(list(self._tree.match(layout, scope)), layout, layout.logical_tokens)
