@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.models.model_identity import ModelIdentity
     from forerun.models.preflight import Candidate, Limits, Preflight
     from forerun.models.prospects import Check
+    from forerun.native.adapters import AppliedAdapters, LoraAdapter
     from forerun.native.context import ContextParams, LlamaContext
     from forerun.native.drafter import LlamaDrafter
     from forerun.native.model import LlamaModel
@@ -81,6 +82,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
     limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
     with ExitStack() as loaded:
         model = _load(paths[0], config, loaded, progress, with_mtp=with_mtp)
+        adapters = _adapters(model, found)
         n_ctx, draft_n_ctx = limits.n_ctx, limits.draft_n_ctx
         if n_ctx > model.n_ctx_train:
             logger.warning(
@@ -100,7 +102,8 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
         tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
-        scheduler_config = _scheduler_config(config, limits, context, drafter, tiers)
+        digests = _adapter_digests(found, progress)
+        scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
             scheduler=Scheduler(
@@ -112,6 +115,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
                 verification,
                 _rollback(context, config, limits.n_seq_max),
                 tiers.segments if tiers else None,
+                _applied(adapters, contexts),
             ),
             vocabulary=model.vocabulary,
             chat_template=chat_template(model),
@@ -143,6 +147,10 @@ class _Wanted:
     @property
     def draft(self) -> str | None:
         return self.config.draft
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return {name: os.fspath(file) for name, file in self.config.adapters.items()}
 
     def drafts_with_mtp(self, target: GgufHeader) -> bool:
         return _drafts_with_mtp(self.config, target)
@@ -239,6 +247,28 @@ def _load(
     model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=report, with_mtp=with_mtp)
     loaded.callback(model.close)
     return model
+
+
+def _adapters(model: LlamaModel, found: Preflight) -> dict[str, LoraAdapter]:
+    """The target's adapters, loaded: freed with it."""
+    from forerun.native.adapters import LoraAdapter
+
+    return {name: LoraAdapter.load(model, header.path) for name, header in found.adapters.items()}
+
+
+def _applied(adapters: Mapping[str, LoraAdapter], contexts: Sequence[LlamaContext]) -> AppliedAdapters | None:
+    """What applies them to the contexts of their model: the target's, and its MTP head's where there is one."""
+    from forerun.native.adapters import AppliedAdapters
+
+    own = [context for context in contexts if context.model is contexts[0].model]
+    return AppliedAdapters(adapters, own) if adapters else None
+
+
+def _adapter_digests(found: Preflight, progress: LoadProgress | None) -> dict[str, str]:
+    """What KV that was computed with them depends on, by name."""
+    from forerun.models.file_digest import file_digest
+
+    return {name: file_digest(header.path, progress) for name, header in found.adapters.items()}
 
 
 def _rollback(context: LlamaContext, config: EngineConfig, n_seq_max: int) -> Rollback | None:
@@ -344,7 +374,12 @@ def _with_plug_in(factory: DrafterFactory, config: SchedulerConfig, model: Llama
 
 
 def _scheduler_config(
-    config: EngineConfig, limits: Limits, context: LlamaContext, drafter: LlamaDrafter | None, tiers: OpenTiers | None
+    config: EngineConfig,
+    limits: Limits,
+    context: LlamaContext,
+    drafter: LlamaDrafter | None,
+    tiers: OpenTiers | None,
+    adapters: Mapping[str, str],
 ) -> SchedulerConfig:
     return SchedulerConfig(
         **(tiers.limits() if tiers else {}),
@@ -361,6 +396,7 @@ def _scheduler_config(
         synthetic_acceptance=config.synthetic_acceptance,
         draft_name=drafter.name if drafter else MODEL_DRAFTER,
         verification=Verification(config.verification),
+        adapters=adapters,
         reuse_prefixes=config.reuse_prefixes,
     )
 

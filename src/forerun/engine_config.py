@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from forerun.core.config import Verification
@@ -106,6 +107,10 @@ class EngineConfig:
     """How a draft model's proposals are verified where a request samples and gives no seed: "match" them with what is
     chosen anyway, by "rejection" sampling, which accepts a little more, or "auto": by what has been accepting more.
     """
+    adapters: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    """LoRA adapters of the model, GGUF files by the names under which requests select them (SamplingParams.adapters).
+    All are loaded at start, and none is applied unless asked for.
+    """
     recalibrate: bool = False
     """Measure costs again, also where they are known of this model, build and machine."""
     reuse_prefixes: bool = True
@@ -121,6 +126,7 @@ class EngineConfig:
                 _check(name, getattr(self, name), low, high)
         _check_share("synthetic_acceptance", self.synthetic_acceptance)
         self._check_cache()
+        object.__setattr__(self, "adapters", _adapter_files(self.adapters))
         if self.mtp is not None and not isinstance(self.mtp, bool):
             _refuse("mtp", f"must be true, false or None, got {self.mtp!r}")
         if self.mtp and self.draft is not None:
@@ -219,6 +225,19 @@ def _file_name(name: str, value: object) -> str | None:
         known = "" if name == "cache_dir" else " or a known name"
         _refuse(name, f"must be a path{known}, got {value!r}")
     return os.fsdecode(value)
+
+
+def _adapter_files(given: object) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        _refuse("adapters", f"maps names to files, got {given!r}")
+    files: dict[str, str] = {}
+    for name, file in given.items():
+        if not isinstance(name, str) or not name or "=" in name:
+            _refuse("adapters", f"a name is text without '=', got {name!r}")
+        if not isinstance(file, str | os.PathLike) or not os.fspath(file):
+            _refuse("adapters", f"the file of {name!r} must be a path, got {file!r}")
+        files[name] = os.fsdecode(file)
+    return files
 
 
 def _check(name: str, value: object, low: int, high: int) -> None:

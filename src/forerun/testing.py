@@ -17,12 +17,13 @@ answers must be equal to the oracle's, always.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.core.adapters import NO_CONTENTS, AdapterSet, scope_of
 from forerun.core.costs import StepCosts
 from forerun.core.history import TokenHistory
 from forerun.core.memory import DENSE, MemoryKind
@@ -271,6 +272,14 @@ def next_digest(digest: int, code: int, position: int) -> int:
     return hash((digest, code, position)) & (2**63 - 1)
 
 
+def adapted(codes: Iterable[int], adapters: AdapterSet, contents: Mapping[str, str] = NO_CONTENTS) -> list[int]:
+    """What the cells of some tokens hold where they are evaluated with adapters. `contents`: of each adapter."""
+    if not adapters:
+        return list(codes)
+    salt = zlib.crc32(scope_of("", adapters, contents).encode())
+    return [hash((salt, code)) for code in codes]
+
+
 def media_codes(segment: PromptSegment) -> list[int]:
     """What the cells of a media span hold."""
     span = segment.media_span
@@ -467,8 +476,11 @@ class FakeRunner:
         costs: StepCosts | None = None,
         verify: Verify = verify,
         store: SegmentStore | None = None,
+        adapters: Mapping[str, str] = NO_CONTENTS,
     ) -> None:
         self.memory = FakeMemory(n_ctx, kind)
+        self.adapters = adapters
+        """Those there are, each with its content: what is evaluated with one depends on that."""
         self.store = store
         self.restored = 0
         """Target cells that came back from the store."""
@@ -479,6 +491,7 @@ class FakeRunner:
         self.replayed = 0
         """Rows evaluated again after a rejection."""
         self.is_closed = False
+        self._applied: AdapterSet = ()
         self._size = vocabulary_size
         self._seconds = seconds_per_step
         self._costs = costs
@@ -593,13 +606,14 @@ class FakeRunner:
 
     def _evaluate(self, plan: StepPlan) -> dict[int, SequenceResult]:
         proposals = self._draft(plan)
+        self._applied = plan.adapters
         results = {row.sequence_id: self._decode(row, proposals) for row in plan.decode}
         for rows in plan.prefill:
             if isinstance(rows, MediaRows):
                 codes, extent = media_codes(rows.media), rows.media.native_positions
             else:
                 codes, extent = rows.tokens.tolist(), rows.tokens.size
-            self.memory.append(rows.sequence_id, codes, rows.position, extent)
+            self.memory.append(rows.sequence_id, self._adapted(codes), rows.position, extent)
             self.rows += len(codes)
             if rows.sampling is not None:
                 verified = self._verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1, ())
@@ -624,13 +638,13 @@ class FakeRunner:
         logits = np.empty((len(drafts) + 1, self._size), np.float32)
         _remember(self.memory, row.sequence_id)
         for index, token in enumerate((row.token, *drafts)):
-            self.memory.append(row.sequence_id, [token], row.position + index, batch_from=row.position)
+            self.memory.append(row.sequence_id, self._adapted([token]), row.position + index, batch_from=row.position)
             logits[index] = self._logits(row.sequence_id)
         self.rows += len(logits)
         verified = self._verify(logits, drafts, row.sampling, row.max_tokens, proposal.drawn_from)
         kept = len(verified.tokens)
         if _take_back(self.memory, row.sequence_id, row.position + kept):
-            self.memory.append(row.sequence_id, [row.token, *verified.tokens[:-1]], row.position)
+            self.memory.append(row.sequence_id, self._adapted([row.token, *verified.tokens[:-1]]), row.position)
             self.replayed += kept
         return SequenceResult(verified.tokens, len(drafts), verified.accepted, verified.logprobs)
 
@@ -644,6 +658,9 @@ class FakeRunner:
             _take_back(memory, request.sequence_id, keep)
         ids = [fill.sequence_id for fill in plan.draft_fills] + [request.sequence_id for request in plan.draft_requests]
         return {sequence_id: memory.held(sequence_id) for sequence_id in ids}
+
+    def _adapted(self, codes: Iterable[int]) -> list[int]:
+        return adapted(codes, self._applied, self.adapters)
 
     def _logits(self, sequence_id: int) -> NDArray[np.float32]:
         return fake_logits(self.memory.digest(sequence_id), self._size)
@@ -694,12 +711,22 @@ class Answer:
     finish_reason: FinishReason
 
 
-def naive_answer(prompt: PromptLayout, params: SamplingParams, vocabulary: Vocabulary, n_ctx: int) -> Answer:
-    """The oracle: one request alone, token by token, no cache, no draft, no chunks; text decoded afresh each time."""
+def naive_answer(
+    prompt: PromptLayout,
+    params: SamplingParams,
+    vocabulary: Vocabulary,
+    n_ctx: int,
+    adapters: Mapping[str, str] = NO_CONTENTS,
+) -> Answer:
+    """The oracle: one request alone, token by token, no cache, no draft, no chunks; text decoded afresh each time.
+
+    `adapters`: those there are, with contents.
+    """
     digest = position = 0
+    applied = params.adapter_set
     for segment in prompt.segments:
         codes = media_codes(segment) if segment.is_media else segment.tokens.tolist()
-        for index, code in enumerate(codes):
+        for index, code in enumerate(adapted(codes, applied, adapters)):
             digest = next_digest(digest, code, position + min(index, segment.native_positions - 1))
         position += segment.native_positions
     history = TokenHistory(prompt)
@@ -721,7 +748,8 @@ def naive_answer(prompt: PromptLayout, params: SamplingParams, vocabulary: Vocab
             return Answer(tuple(output), text[: min(ends)[1]], FinishReason.STOP)
         if len(output) == limit:
             return Answer(tuple(output), text, FinishReason.LENGTH)
-        digest = next_digest(digest, token, position)
+        (code,) = adapted([token], applied, adapters)
+        digest = next_digest(digest, code, position)
         position += 1
 
 

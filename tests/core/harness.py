@@ -79,7 +79,7 @@ class Harness:
 
     def expected(self, name: str) -> Answer:
         request = self.requests[name]
-        return naive_answer(request.prompt, request.params, self.vocabulary, self.config.n_ctx)
+        return naive_answer(request.prompt, request.params, self.vocabulary, self.config.n_ctx, self.config.adapters)
 
     def assert_all_right(self) -> None:
         for name in self.requests:

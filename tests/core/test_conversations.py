@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -49,7 +49,14 @@ class World:
         if config.draft_n_ctx:
             drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, 0.8, config.draft_memory)
         self.scheduler = Scheduler(config, VOCABULARY, stored=self.store.scan())
-        self.runner = FakeRunner(config.n_ctx, VOCABULARY.size, drafter=drafter, kind=config.memory, store=self.store)
+        self.runner = FakeRunner(
+            config.n_ctx,
+            VOCABULARY.size,
+            drafter=drafter,
+            kind=config.memory,
+            store=self.store,
+            adapters=config.adapters,
+        )
 
     def restart(self) -> None:
         self.store = self.store.restarted()
@@ -60,7 +67,8 @@ class World:
         requests = {}
         for prompt in prompts:
             name = f"r{next(self.names)}"
-            params = SamplingParams(max_tokens=self.rng.randint(1, 6), ignore_eos=True)
+            adapters = self.rng.choice([{}, {}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 2.0}])
+            params = SamplingParams(max_tokens=self.rng.randint(1, 6), ignore_eos=True, adapters=adapters)
             requests[name] = Request(id=name, prompt=prompt, params=params, tenant=tenant)
             self.scheduler.add(requests[name])
         tokens: dict[str, list[int]] = {name: [] for name in requests}
@@ -85,7 +93,8 @@ class World:
             self.check_store()
         assert not self.scheduler.has_work, "it never ends"
         for name, request in requests.items():
-            expected = naive_answer(request.prompt, request.params, VOCABULARY, self.config.n_ctx)
+            config = self.config
+            expected = naive_answer(request.prompt, request.params, VOCABULARY, config.n_ctx, config.adapters)
             assert tuple(tokens[name]) == expected.tokens, name
         return [tuple(own) for own in tokens.values()]
 
@@ -122,6 +131,7 @@ def config_of(rng: random.Random, kind: str) -> SchedulerConfig:
         retention=rng.choice(["value", "lru", "fifo"]),
         segment_sizes=FAKE_SIZES,
         segment_tokens=rng.choice([3, 8, 512]),
+        adapters={"a": "content of a", "b": "content of b"},
     )
 
 
@@ -145,4 +155,6 @@ def test_conversations_get_the_oracle_s_answers_whatever_moves_and_fails(kind: s
             fits = longer.logical_tokens + 8 < world.config.n_ctx
             conversations[index] = longer if fits else PromptLayout.of_text([*SYSTEM, rng.randrange(6), 6])
         if rng.random() < 0.15:
+            content = rng.choice(["content of a", "trained again"])
+            world.config = replace(world.config, adapters={**world.config.adapters, "a": content})
             world.restart()

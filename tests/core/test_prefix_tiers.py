@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from forerun.core.adapters import scope_of
 from forerun.core.cache_report import WhyNotMore
 from forerun.core.config import SchedulerConfig
 from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment
-from forerun.core.request import SamplingParams, scope_of
+from forerun.core.request import SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import RestoreSegment, StoreSegment
 from forerun.testing import FAKE_SIZES, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary

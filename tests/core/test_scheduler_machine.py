@@ -7,6 +7,7 @@ FORERUN_MACHINE_EXAMPLES=5000 pytest tests/core/test_scheduler_machine.py
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -51,6 +52,7 @@ parameters = st.builds(
     ignore_eos=st.booleans(),
     speculation=st.sampled_from([None, None, 0, 2]),
     logprobs=st.sampled_from([None, None, 2]),
+    adapters=st.sampled_from([{}, {}, {}, "a", {"a": 0.5}, "b", {"a": 1.0, "b": -2.0}]),
 )
 kinds = st.sampled_from([MemoryKind(), MemoryKind(window=5), MemoryKind(has_state=True)])
 configs = st.builds(
@@ -75,6 +77,7 @@ configs = st.builds(
     retention=st.sampled_from(["value", "lru", "fifo"]),
     segment_sizes=st.just(FAKE_SIZES),
     verification=st.sampled_from(Verification),
+    adapters=st.just({"a": "content of a", "b": "content of b"}),
 )
 
 
@@ -114,7 +117,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, self.quality, config.draft_memory)
         self.scheduler = Scheduler(config, VOCABULARY, stored=self.store.scan())
         self.runner = FakeRunner(
-            config.n_ctx, VOCABULARY.size, drafter=drafter, faults=self.faults, kind=config.memory, store=self.store
+            config.n_ctx,
+            VOCABULARY.size,
+            drafter=drafter,
+            faults=self.faults,
+            kind=config.memory,
+            store=self.store,
+            adapters=config.adapters,
         )
 
     def store_faults(self, kind: str, _key: str) -> bool:
@@ -129,9 +138,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.store_fails = kind
 
     @precondition(lambda self: len(self.finished()) == len(self.requests))
-    @rule()
-    def start_again(self) -> None:
-        """All but the disk is gone, as after kill -9."""
+    @rule(content=st.sampled_from(["content of a", "another content"]))
+    def start_again(self, content: str) -> None:
+        """All but the disk is gone, as after kill -9; an adapter may have been trained again."""
+        self.answers_are_the_oracle_s()
+        self.config = replace(self.config, adapters={**self.config.adapters, "a": content})
         self.store = self.store.restarted()
         self.start_engine()
 
@@ -175,6 +186,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.config.max_num_batched_tokens, len(plan.decode)
         )
         assert [row.sequence_id for row in plan.decode] == sorted(row.sequence_id for row in plan.decode)
+        for sequence_id in plan.sequence_ids():
+            request_id = self.scheduler.request_of(sequence_id)
+            assert request_id is not None
+            assert self.requests[request_id].params.adapter_set == plan.adapters
         result = self.runner.execute(plan)
         if result.failure is not None:
             assert result.failure.message == "on demand" or result.unrestorable, result.failure
@@ -247,7 +262,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_answer(self, key: str) -> None:
         request, deltas = self.requests[key], self.deltas[key]
         last = deltas[-1]
-        expected = naive_answer(request.prompt, request.params, VOCABULARY, self.config.n_ctx)
+        expected = naive_answer(request.prompt, request.params, VOCABULARY, self.config.n_ctx, self.config.adapters)
         tokens = tuple(token for delta in deltas for token in delta.tokens)
         text = "".join(delta.text for delta in deltas)
         assert tokens == expected.tokens[: len(tokens)]

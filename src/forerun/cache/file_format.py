@@ -52,6 +52,7 @@ _FIRST_READ: Final = 4096
 """The head of an ordinary segment, 512 tokens of text, is 2.5 KB."""
 _MAX_COORDINATE: Final = 2**53
 _KEY: Final = re.compile(r"[0-9a-f]{32}")
+_SCOPE: Final = re.compile(r"(?:[0-9a-f]{32}){0,2}")
 _FIELDS: Final = frozenset(
     {"content", "draft_stop", "key", "model", "parent", "scope", "start", "state", "stop", "whole_from"}
 )
@@ -216,7 +217,10 @@ def _head(fields: Json, tokens: bytes, payload_bytes: int, encoded: bytes) -> Se
     start = _boundary(fields["start"])
     stop = _boundary(fields["stop"])
     content = _content(fields["content"], tokens)
-    model_key, parent, scope = (_key(fields[name]) for name in ("model", "parent", "scope"))
+    model_key, parent = (_key(fields[name]) for name in ("model", "parent"))
+    scope = _text(fields["scope"])
+    if not _SCOPE.fullmatch(scope):
+        raise ValueError("no scope")
     if not model_key:
         raise ValueError("no model")
     if fields["key"] != segment_key(model_key, scope, parent, start, content):

@@ -12,7 +12,7 @@ import typer
 from forerun.cli.sizes import parse_size
 from forerun.core.request import SamplingParams
 from forerun.engine_config import EngineConfig
-from forerun.errors import InvalidRequestError
+from forerun.errors import InvalidConfigError, InvalidRequestError
 
 _model = functools.partial(typer.Option, rich_help_panel="Model and memory")
 _cache = functools.partial(typer.Option, rich_help_panel="Cached prefixes")
@@ -35,6 +35,21 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise InvalidRequestError("logit_bias", f"TOKEN=BIAS, for instance 42=-1.5, got {text!r}") from None
+
+
+def _adapter_file(text: str) -> tuple[str, str]:
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise InvalidConfigError("adapter", f"NAME=FILE, for instance sql=sql-lora.gguf, got {text!r}")
+    return name, file
+
+
+def _adapter_scale(text: str) -> tuple[str, float]:
+    name, has_scale, scale = text.partition("=")
+    try:
+        return name, float(scale) if has_scale else 1.0
+    except ValueError:
+        raise InvalidRequestError("adapters", f"NAME or NAME=SCALE, for instance sql=0.5, got {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,10 @@ class ModelOptions:
             help="For measuring: accept drafted tokens with probability P, whatever the model says; the text is void.",
         ),
     ] = None
+    adapter: Annotated[
+        list[str] | None,
+        _model(metavar="NAME=FILE", help="A LoRA adapter (GGUF) that requests may select; may be repeated."),
+    ] = None
     n_ctx: Annotated[
         int | None,
         _model("--n-ctx", help="Tokens of memory. Default: the model's own, at most 8192."),
@@ -111,6 +130,7 @@ class ModelOptions:
             drafter=self.drafter,
             speculation=self.speculation,
             synthetic_acceptance=self.synthetic_acceptance,
+            adapters=dict(map(_adapter_file, self.adapter or ())),
             n_ctx=self.n_ctx,
             n_threads=self.threads,
             cache_ram=None if self.cache_ram is None else parse_size("cache_ram", self.cache_ram),
@@ -139,6 +159,10 @@ class SamplingOptions:
         list[str] | None,
         _sampling(metavar="TOKEN=BIAS", help="Add to a token's logit; may be repeated."),
     ] = None
+    use_adapter: Annotated[
+        list[str] | None,
+        _sampling(metavar="NAME[=SCALE]", help="Answer with a LoRA adapter (--adapter); may be repeated."),
+    ] = None
     seed: Annotated[int | None, _sampling(help="Same seed, same answer. Default: drawn.")] = None
     stop: Annotated[list[str] | None, _sampling(help="End before this text; may be repeated.")] = None
     stop_token: Annotated[list[int] | None, _sampling(help="End after this token id; may be repeated.")] = None
@@ -164,6 +188,7 @@ class SamplingOptions:
             frequency_penalty=self.frequency_penalty,
             penalty_last_n=self.penalty_last_n,
             logit_bias=dict(map(_bias, self.logit_bias or ())),
+            adapters=dict(map(_adapter_scale, self.use_adapter or ())),
             seed=self.seed,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token or ()),

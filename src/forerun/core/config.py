@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from forerun.core.memory import DENSE, MemoryKind
@@ -70,6 +71,8 @@ class SchedulerConfig:
     """Text tokens of a stored segment at most."""
     model_key: str = ""
     """Covers all that KV depends on, prompt and adapters aside."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters that requests may select: names, each with a digest of its content."""
     reuse_prefixes: bool = True
     """False computes every prompt from scratch: the reference that reuse is compared with."""
 

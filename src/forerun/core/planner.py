@@ -34,10 +34,13 @@ class BatchPlanner:
         self.quantum = quantum
         self._turn = 0
 
-    def prefill_budget(self, decode_rows: int) -> int:
-        """Prefill rows that a step with `decode_rows` decode and draft rows has room for, as far as cells allow."""
+    def prefill_budget(self, decode_rows: int, *, others_decode: bool = False) -> int:
+        """Prefill rows that a step with `decode_rows` decode and draft rows has room for, as far as cells allow.
+
+        `others_decode`: there are decodes that wait for the step to end.
+        """
         budget = max(0, self.max_rows - decode_rows)
-        return min(budget, self.rows_beside_decode) if decode_rows else budget
+        return min(budget, self.rows_beside_decode) if decode_rows or others_decode else budget
 
     def share(self, demands: Sequence[PrefillDemand], budget: int) -> dict[int, int]:
         """Rows granted to each key (keys without rows left out). The turn goes on from where the last step ended.

@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from forerun.core.adapters import is_tenant_s
 from forerun.core.cells import CellLedger
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prefix import PromptCheckpoint, ReusablePrefix, leave_one_to_evaluate
@@ -438,8 +439,8 @@ class SequencePool:
         return self.tiers.pin(self.tiers.find(matches, prompt, prompt.logical_tokens), until)
 
     def clear_idle(self, scope: str | None = None) -> int:
-        """Forget idle prefixes and what is stored (of a scope); how many sequences and segments."""
-        idle = [owner for owner, prefix in self._idle.items() if scope in (None, prefix.scope)]
+        """Forget idle prefixes and what is stored (of a scope's tenant); how many sequences and segments."""
+        idle = [owner for owner, prefix in self._idle.items() if scope is None or is_tenant_s(prefix.scope, scope)]
         for owner in idle:
             self._to_store.pop(owner, None)
             self._evict(owner)

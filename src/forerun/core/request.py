@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal, Protocol
 
+from forerun.core.adapters import AdapterSet, adapter_set
 from forerun.core.origins import Origins
 from forerun.core.prompt import PromptLayout, Tokens
 from forerun.errors import ForerunError, InvalidRequestError
@@ -62,6 +62,9 @@ class SamplingParams:
     never for more: where the engine drafts nothing, so does every request. "auto" is refused by an engine with a fixed
     number of drafts, which has measured no costs to decide by.
     """
+    adapters: Mapping[str, float] | str = field(default_factory=dict)
+    """LoRA adapters of the engine's by name, each with its scale (not 0, at most 100 either way); a name alone is
+    applied as it is, with scale 1. Nothing is reused that was computed with others, or with other scales."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
@@ -77,6 +80,7 @@ class SamplingParams:
         self._check_stops()
         self._check_logit_bias()
         _check_bool("ignore_eos", self.ignore_eos)
+        object.__setattr__(self, "adapters", dict(adapter_set(self.adapters)))
 
     def _check_speculation(self) -> None:
         value = self.speculation
@@ -124,6 +128,11 @@ class SamplingParams:
         if self.speculation == OFF:
             return 0
         return self.speculation if isinstance(self.speculation, int) else MAX_DRAFT_TOKENS
+
+    @property
+    def adapter_set(self) -> AdapterSet:
+        """The adapters in order of name."""
+        return adapter_set(self.adapters)
 
     @property
     def is_greedy(self) -> bool:
@@ -257,11 +266,6 @@ class OutputDelta:
     """Drafts were accepted by a random number (synthetic acceptance): figures may be right, the text is not."""
 
 
-def scope_of(tenant: str) -> str:
-    """What KV is kept apart by, beside the model: SHA-256 over the tenant, the first 32 hexadecimal digits."""
-    return hashlib.sha256(b"tenant\0" + tenant.encode()).hexdigest()[:32] if tenant else ""
-
-
 class ForcedTokens(Protocol):
     """Knows where a constraint (a grammar, say) leaves one legal continuation. Such tokens are drafted first."""
 
@@ -286,11 +290,6 @@ class Request:
     forced: ForcedTokens | None = None
     drawn_seed: int = 0
     """What randomness comes from where the parameters give no seed."""
-
-    @property
-    def scope(self) -> str:
-        """Whose KV this is: nothing is reused under another scope. "" for everyone's, else 32 hexadecimal digits."""
-        return scope_of(self.tenant)
 
     @property
     def seed(self) -> int:

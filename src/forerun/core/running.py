@@ -34,6 +34,7 @@ class RequestState:
 
     __slots__ = (
         "accepted",
+        "adapters",
         "admitted_at",
         "cached",
         "cached_disk",
@@ -65,7 +66,9 @@ class RequestState:
         "waits_for",
     )
 
-    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, is_synthetic: bool = False) -> None:
+    def __init__(
+        self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, scope: str = "", is_synthetic: bool = False
+    ) -> None:
         prompt, params = request.prompt, request.params
         self.request = request
         self.history = TokenHistory(prompt)
@@ -84,7 +87,9 @@ class RequestState:
         """A running sequence that will hold a prefix of this prompt once it has computed so many tokens."""
         self.fences: set[int] = set()
         """Chunks end here: others wait to fork the sequence there, and cannot later."""
-        self.scope = request.scope
+        self.scope = scope
+        """Whose KV this is: nothing is reused under another scope."""
+        self.adapters = params.adapter_set
         self.checkpoints: set[int] = set()
         """What is held there is stored, where a memory can be gone back to at stored ends alone."""
         self.fetching = StoredPrefix()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from forerun.core.adapters import AdapterSet, require_known, scope_of
 from forerun.core.admission import Admission
 from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
 from forerun.core.cache_report import CacheLookup, CacheReport
@@ -46,6 +47,7 @@ from forerun.core.step import (
 from forerun.core.suffix import SuffixIndex
 from forerun.core.synthetic import RepeatingDrafter
 from forerun.core.tiers import KvSegment, PrefixTiers, Tier
+from forerun.core.turns import AdapterTurns
 from forerun.core.value import retention
 from forerun.errors import InvalidRequestError, StepFailedError
 
@@ -106,10 +108,12 @@ class Scheduler:
         )
         if self.pool.tiers is not None:
             self.pool.tiers.adopt(stored)
-        self._planner = BatchPlanner(
-            config.max_num_batched_tokens,
-            rows_beside_decode=config.prefill_rows_beside_decode,
-            quantum=config.prefill_quantum,
+        self._turns = AdapterTurns(
+            lambda: BatchPlanner(
+                config.max_num_batched_tokens,
+                rows_beside_decode=config.prefill_rows_beside_decode,
+                quantum=config.prefill_quantum,
+            )
         )
         self._drafting = DraftPlanner(
             config,
@@ -145,9 +149,16 @@ class Scheduler:
         """Queue a request. Raises InvalidRequestError, naming field, limit and value, for one that cannot be served."""
         self._check(request)
         is_synthetic = self.config.synthetic_acceptance is not None
-        state = RequestState(request, self._vocabulary, self.config.n_ctx, is_synthetic=is_synthetic)
+        scope = self.scope_of(request.tenant, request.params.adapter_set)
+        state = RequestState(request, self._vocabulary, self.config.n_ctx, scope=scope, is_synthetic=is_synthetic)
         self._requests[request.id] = state
         self._admission.append(state)
+
+    def scope_of(self, tenant: str, adapters: AdapterSet = ()) -> str:
+        """What KV of a tenant, computed with some adapters, is found under. Raises InvalidRequestError for adapters
+        that are not known."""
+        require_known(adapters, self.config.adapters)
+        return scope_of(tenant, adapters, self.config.adapters)
 
     def _check(self, request: Request) -> None:
         prompt, n_ctx = request.prompt, self.config.n_ctx
@@ -223,7 +234,8 @@ class Scheduler:
         return self.pool.pin(prompt, scope, until)
 
     def clear_cache(self, scope: str | None = None) -> int:
-        """Forget all idle prefixes (of a scope), wherever they are; how many sequences and stored segments."""
+        """Forget all idle prefixes (of a scope's tenant, with any adapters), wherever they are; how many sequences and
+        stored segments."""
         return self.pool.clear_idle(scope)
 
     # --- deciding a step ----------------------------------------------------------
@@ -233,10 +245,10 @@ class Scheduler:
         self.pool.retry_quarantined()
         self._tick(now)
         self._admission.admit(now)
-        plan = self._plan_rows(now)
+        plan = self._plan_turn(now)
         while not (plan.decode or plan.prefill) and len(self._running) > 1:
             self._preempt_youngest()
-            plan = self._plan_rows(now)
+            plan = self._plan_turn(now)
         is_idle = not (plan.decode or plan.prefill)
         self.pool.store_some(_STORES_ALONE if is_idle else _STORES_BESIDE)
         is_waiting = is_idle and self._admission.is_fetching
@@ -249,37 +261,70 @@ class Scheduler:
             tiers.now = now
             tiers.unpin_expired()
 
-    def _plan_rows(self, now: float) -> StepPlan:
-        states = self._in_this_step()
+    def _plan_turn(self, now: float) -> StepPlan:
+        """Rows of the requests whose turn it is: a decode applies one set of adapters to all of its rows.
+
+        Where those can do nothing (a media span finds no cells, say) it is the next ones' turn.
+        """
+        if not self.config.adapters:
+            return self._plan_rows(now, ())
+        plan = StepPlan(now)
+        for adapters in self._sets_in_turn():
+            plan = self._plan_rows(now, adapters)
+            if plan.decode or plan.prefill:
+                self._turns.served(adapters)
+                break
+        return plan
+
+    def _sets_in_turn(self) -> list[AdapterSet]:
+        suspect = self._suspect()
+        running = self._running.values()
+        return [suspect.adapters] if suspect else self._turns.in_turn([state.adapters for state in running])
+
+    def _plan_rows(self, now: float, adapters: AdapterSet) -> StepPlan:
+        states = self._in_this_step(adapters)
         ready = self._ready(states)
         while ready and not self.pool.make_room(len(ready)):
             self._preempt_youngest()
-            states = self._in_this_step()
+            states = self._in_this_step(adapters)
             ready = self._ready(states)
         others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
-        drafts = self._plan_drafts(ready, others)
+        planner = self._turns.planner(adapters)
+        beside_decode = bool(self.config.adapters) and self._decodes_wait(adapters)
+        budget = planner.prefill_budget(len(ready), others_decode=beside_decode)
+        drafts = self._plan_drafts(ready, others, budget)
         decode_rows = self._within_free_cells(drafts, len(ready))
-        prefill = self._plan_prefill(others, decode_rows)
-        fills = self._drafting.fills(states, self._planner.prefill_budget(len(ready)), drafts)
+        left = planner.prefill_budget(decode_rows, others_decode=beside_decode)
+        prefill = self._plan_prefill(others, decode_rows, left, planner)
+        fills = self._drafting.fills(states, budget, drafts)
         decode = tuple([self._decode_row(state, drafts) for state in ready])
-        return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill))
+        return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill), adapters)
 
-    def _in_this_step(self) -> list[RequestState]:
-        """Running requests in order of sequence id; a suspect of a failed step runs alone."""
-        suspect = next((state for state in self._running.values() if state.is_suspect), None)
-        return [suspect] if suspect else [self._running[key] for key in sorted(self._running)]
+    def _decodes_wait(self, adapters: AdapterSet) -> bool:
+        """Whether others, with other adapters, wait for their next token while a step takes its time."""
+        return any(state.adapters != adapters and _is_ready(state) for state in self._running.values())
+
+    def _suspect(self) -> RequestState | None:
+        return next((state for state in self._running.values() if state.is_suspect), None)
+
+    def _in_this_step(self, adapters: AdapterSet) -> list[RequestState]:
+        """Running requests with these adapters, in order of sequence id; a suspect of a failed step runs alone."""
+        if (suspect := self._suspect()) is not None:
+            return [suspect]
+        states = [self._running[key] for key in sorted(self._running)]
+        return [state for state in states if state.adapters == adapters] if self.config.adapters else states
 
     @staticmethod
     def _ready(states: list[RequestState]) -> list[RequestState]:
         return [state for state in states if _is_ready(state)]
 
-    def _plan_drafts(self, ready: list[RequestState], others: list[RequestState]) -> Drafts:
+    def _plan_drafts(self, ready: list[RequestState], others: list[RequestState], budget: int) -> Drafts:
         """Drafts of a step; prompts still to be computed keep one quantum, or half of the rows that are left."""
         spare = self.config.max_num_batched_tokens - len(ready)
         if not others:
             return self._drafting.plan(ready, spare)
         kept = min(self.config.prefill_quantum, (spare + 1) // 2)
-        other_rows = min(sum(state.remaining for state in others), self._planner.prefill_budget(len(ready)))
+        other_rows = min(sum(state.remaining for state in others), budget)
         return self._drafting.plan(ready, spare - kept, other_rows)
 
     def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
@@ -301,18 +346,19 @@ class Scheduler:
         drafted = found.proposal
         return replace(row, drafts=drafted.tokens, drafter=found.drafter, grade=drafted.grade, origins=drafted.origins)
 
-    def _plan_prefill(self, states: list[RequestState], decode_rows: int) -> list[PrefillRows | MediaRows]:
+    def _plan_prefill(
+        self, states: list[RequestState], decode_rows: int, budget: int, planner: BatchPlanner
+    ) -> list[PrefillRows | MediaRows]:
         if not states:
             return []
         demands = [self._demand(state) for state in states]
-        budget = self._planner.prefill_budget(decode_rows)
         wanted = min(budget, sum(demand.rows for demand in demands))
         wanted = decode_rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0)
         if not self.pool.make_room(wanted):
             self.pool.make_room(self.pool.available_cells)
         free = self.pool.target_cells.free - decode_rows
         demands = [demand for demand in demands if not demand.whole or demand.rows <= free]
-        granted = self._planner.share(demands, min(budget, free))
+        granted = planner.share(demands, min(budget, free))
         return [self._prefill_rows(self._running[key], rows) for key, rows in granted.items()]
 
     @staticmethod

@@ -35,7 +35,7 @@ class SegmentHeader:
     parent: str
     """Key of the segment it goes on from; "" at the start of a prompt."""
     scope: str
-    """Whose KV it is: 32 hexadecimal digits over tenant and adapters, or "" for the default. Never matches another."""
+    """Whose KV it is, and with which adapters (core.adapters.scope_of); "" for the default. Never matches another."""
     start: PromptBoundary
     stop: PromptBoundary
     content: tuple[PromptSegment, ...]

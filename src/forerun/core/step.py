@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from forerun.core.adapters import AdapterSet
 from forerun.core.origins import Origins, first
 from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
 from forerun.core.request import Request, TokenLogprobs
@@ -242,6 +243,8 @@ class StepPlan:
     decode: tuple[DecodeRow, ...] = ()
     """In order of sequence id, so that native graphs can be reused."""
     prefill: tuple[PrefillRows | MediaRows, ...] = ()
+    adapters: AdapterSet = ()
+    """What the target applies to all rows; () where there are none."""
     waits_for_store: bool = False
     """Nothing can be evaluated before the store has finished something: wait for it, a moment at most."""
 

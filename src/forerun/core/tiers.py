@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from forerun.core.adapters import is_tenant_s
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prompt import PromptBoundary, PromptLayout, SpeculativePosition
 from forerun.core.radix import Match, PrefixTree
@@ -633,8 +634,12 @@ class PrefixTiers:
                 self.host.retention.release(segment.host)
 
     def clear(self, scope: str | None = None) -> int:
-        """Drop everything, or everything of a scope, everywhere; returns how many segments were dropped."""
-        roots = [s for s in self._segments.values() if s.parent is None and scope in (None, s.header.scope)]
+        """Drop everything, or everything of a scope's tenant, everywhere; returns how many segments were dropped."""
+        roots = [
+            segment
+            for segment in self._segments.values()
+            if segment.parent is None and (scope is None or is_tenant_s(segment.header.scope, scope))
+        ]
         count = 0
         for root in roots:
             count += sum(1 for one in _deepest_first(root) if one.is_kept)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
+from forerun.core.adapters import adapter_set, scope_of
 from forerun.core.cache_report import CacheLookup, CacheReport
-from forerun.core.request import SamplingParams, Usage, scope_of
+from forerun.core.request import SamplingParams, Usage
 from forerun.core.scheduler import Scheduler
 from forerun.engine.intake import Intake, Prompt
 from forerun.engine.tokenizer import Tokenizer
@@ -16,6 +17,9 @@ from forerun.engine.worker import EngineWorker
 from forerun.errors import InvalidRequestError
 
 _T = TypeVar("_T")
+Adapters: TypeAlias = Mapping[str, float] | str
+"""As in SamplingParams: names with scales, or a name."""
+_NONE: Mapping[str, float] = {}
 _LONGEST_PIN = 30 * 86_400.0
 """Seconds."""
 
@@ -49,16 +53,22 @@ class Questions:
         self._clock = clock
         self._tokenizer = tokenizer
 
-    def lookup(self, prompt: Prompt, tenant: str, *, raw: bool) -> Callable[[Scheduler], CacheLookup]:
+    def lookup(
+        self, prompt: Prompt, tenant: str, adapters: Adapters, *, raw: bool
+    ) -> Callable[[Scheduler], CacheLookup]:
+        wanted = adapter_set(adapters)
         layout = self._intake.raw_layout(prompt) if raw else self._intake.layout(prompt)
-        return lambda scheduler: scheduler.look_up(layout, scope_of(tenant))
+        return lambda scheduler: scheduler.look_up(layout, scheduler.scope_of(tenant, wanted))
 
-    def pin(self, prompt: Prompt, seconds: float, tenant: str, *, raw: bool) -> Callable[[Scheduler], int]:
+    def pin(
+        self, prompt: Prompt, seconds: float, tenant: str, adapters: Adapters, *, raw: bool
+    ) -> Callable[[Scheduler], int]:
+        wanted = adapter_set(adapters)
         if isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_PIN:
             raise InvalidRequestError("seconds", f"must lie between 0 and {_LONGEST_PIN:g}, got {seconds!r}")
         layout = self._intake.raw_layout(prompt) if raw else self._intake.layout(prompt)
         until = self._clock() + seconds
-        return lambda scheduler: scheduler.pin(layout, scope_of(tenant), until)
+        return lambda scheduler: scheduler.pin(layout, scheduler.scope_of(tenant, wanted), until)
 
     @staticmethod
     def clear(tenant: str | None) -> Callable[[Scheduler], int]:
@@ -83,29 +93,34 @@ class Cache:
         self._questions = questions
         self._generate = generate
 
-    def lookup(self, prompt: Prompt, *, raw: bool = False, tenant: str = "") -> CacheLookup:
+    def lookup(self, prompt: Prompt, *, raw: bool = False, tenant: str = "", adapters: Adapters = _NONE) -> CacheLookup:
         """How much of a prompt would be reused now, from where, and how soon it could start. Changes nothing."""
-        return self._ask(self._questions.lookup(prompt, tenant, raw=raw))
+        return self._ask(self._questions.lookup(prompt, tenant, adapters, raw=raw))
 
-    def warm(self, prompt: Prompt, *, raw: bool = False, tenant: str = "") -> Usage:
+    def warm(self, prompt: Prompt, *, raw: bool = False, tenant: str = "", adapters: Adapters = _NONE) -> Usage:
         """Compute a prompt so that later ones that begin alike find it. Returns what that took."""
-        (output,) = self._generate(prompt, WARM, raw=raw, tenant=tenant)
+        (output,) = self._generate(prompt, replace(WARM, adapters=adapters), raw=raw, tenant=tenant)
         usage: Usage = output.usage
         return usage
 
-    def pin(self, prompt: Prompt, seconds: float, *, raw: bool = False, tenant: str = "") -> int:
+    def pin(
+        self, prompt: Prompt, seconds: float, *, raw: bool = False, tenant: str = "", adapters: Adapters = _NONE
+    ) -> int:
         """Keep what is stored of a prompt in host memory for so long; how many tokens that are.
 
         Pins take at most half of the host tier. `warm` first what may not be there.
         """
-        return self._ask(self._questions.pin(prompt, seconds, tenant, raw=raw))
+        return self._ask(self._questions.pin(prompt, seconds, tenant, adapters, raw=raw))
 
     def explain(self, request_id: str) -> CacheExplanation | None:
         """Why no more of a request's prompt was reused; None for one that is unknown or long ago."""
         return self._questions.explained(self._ask(self._questions.explain(request_id)))
 
     def clear(self, *, tenant: str | None = None) -> int:
-        """Forget cached prefixes, of all or of one tenant, in memory and on disk; how many pieces were dropped."""
+        """Forget cached prefixes, of all or of one tenant (with whatever adapters), in memory and on disk.
+
+        Returns how many pieces were dropped.
+        """
         return self._ask(self._questions.clear(tenant))
 
     def _ask(self, question: Callable[[Scheduler], _T]) -> _T:
@@ -120,16 +135,22 @@ class AsyncioCache:
         self._questions = questions
         self._generate = generate
 
-    async def lookup(self, prompt: Prompt, *, raw: bool = False, tenant: str = "") -> CacheLookup:
-        return await self._ask(await asyncio.to_thread(self._questions.lookup, prompt, tenant, raw=raw))
+    async def lookup(
+        self, prompt: Prompt, *, raw: bool = False, tenant: str = "", adapters: Adapters = _NONE
+    ) -> CacheLookup:
+        return await self._ask(await asyncio.to_thread(self._questions.lookup, prompt, tenant, adapters, raw=raw))
 
-    async def warm(self, prompt: Prompt, *, raw: bool = False, tenant: str = "") -> Usage:
-        outputs = [output async for output in self._generate(prompt, WARM, raw=raw, tenant=tenant)]
+    async def warm(self, prompt: Prompt, *, raw: bool = False, tenant: str = "", adapters: Adapters = _NONE) -> Usage:
+        params = replace(WARM, adapters=adapters)
+        outputs = [output async for output in self._generate(prompt, params, raw=raw, tenant=tenant)]
         usage: Usage = outputs[-1].usage
         return usage
 
-    async def pin(self, prompt: Prompt, seconds: float, *, raw: bool = False, tenant: str = "") -> int:
-        return await self._ask(await asyncio.to_thread(self._questions.pin, prompt, seconds, tenant, raw=raw))
+    async def pin(
+        self, prompt: Prompt, seconds: float, *, raw: bool = False, tenant: str = "", adapters: Adapters = _NONE
+    ) -> int:
+        asked = await asyncio.to_thread(self._questions.pin, prompt, seconds, tenant, adapters, raw=raw)
+        return await self._ask(asked)
 
     async def explain(self, request_id: str) -> CacheExplanation | None:
         return self._questions.explained(await self._ask(self._questions.explain(request_id)))

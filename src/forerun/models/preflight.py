@@ -6,7 +6,7 @@ what it found. Building an engine and `forerun check` use the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.errors import IncompatibleDraftError, ModelError, ModelLoadError
+from forerun.models.adapter_file import read_adapter_header
 from forerun.models.gguf_header import GgufHeader
 from forerun.models.machine_memory import FreeMemory, free_memory
 from forerun.models.nextn import why_no_mtp
@@ -39,7 +40,7 @@ class Finding:
 
     verdict: Verdict
     subject: str
-    """What it is about: "target", "draft", "vocabulary", "context", "memory", "speculation" or "speed"."""
+    """What it is about: "target", "draft", "adapter", "vocabulary", "context", "memory", "speculation" or "speed"."""
     message: str
     error: ModelError | None = None
 
@@ -92,6 +93,8 @@ class Preflight:
     draft: Candidate | None = None
     free: FreeMemory | None = None
     limits: Limits | None = None
+    adapters: dict[str, GgufHeader] = field(default_factory=dict)
+    """Those that fit the target, by name."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -121,8 +124,12 @@ class Preflight:
 
     @property
     def needed(self) -> int:
-        """Bytes that they take together."""
-        return sum(candidate.survey.total for candidate in self.candidates)
+        """Bytes that all take together."""
+        return sum(candidate.survey.total for candidate in self.candidates) + self.adapter_bytes
+
+    @property
+    def adapter_bytes(self) -> int:
+        return sum(header.file_size for header in self.adapters.values())
 
     @property
     def usable_limits(self) -> Limits:
@@ -143,6 +150,11 @@ class Wanted(Protocol):
     @property
     def draft(self) -> str | None:
         """Name or path of the draft model."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Paths of the model's adapters by name."""
         ...
 
     def drafts_with_mtp(self, target: GgufHeader) -> bool:
@@ -181,6 +193,8 @@ def inspect(wanted: Wanted) -> Preflight:
     drafting = target if with_mtp else draft
     limits = found.limits = wanted.limits(_n_ctx_train(target), None if drafting is None else _n_ctx_train(drafting))
     found.target = _candidate("target", target, limits.n_ctx, wanted, found, with_mtp=with_mtp)
+    for name, path in wanted.adapters.items():
+        _adapter(name, path, target, found)
     if with_mtp:
         found.draft = _head(target, limits.draft_n_ctx, wanted, found)
     elif draft is not None and limits.draft_n_ctx:
@@ -190,7 +204,7 @@ def inspect(wanted: Wanted) -> Preflight:
     has_state = any(candidate.memory.has_state for candidate in found.candidates)
     limits = found.limits = replace(limits, n_seq_max=wanted.sequence_ids(has_state=has_state))
     if found.is_usable:  # all files are sound
-        found.findings += judge_together(found.candidates, target, draft, limits, found.free)
+        found.findings += judge_together(found.candidates, target, draft, limits, found.free, found.adapter_bytes)
     return found
 
 
@@ -200,6 +214,17 @@ def _header(subject: str, name: str, found: Preflight) -> GgufHeader | None:
     except ModelError as error:
         found.findings.append(Finding.refused(subject, error))
         return None
+
+
+def _adapter(name: str, path: str, target: GgufHeader, found: Preflight) -> None:
+    try:
+        header = read_adapter_header(Path(path).expanduser(), target)
+    except ModelError as error:
+        found.findings.append(Finding.refused("adapter", error))
+        return
+    found.adapters[name] = header
+    told = f"{name}: {header.path.name}, {len(header.tensors) // 2} weights adapted, {size(header.file_size)}"
+    found.findings.append(Finding(Verdict.OK, "adapter", told))
 
 
 def _drafts_with_mtp(target: GgufHeader, wanted: Wanted, found: Preflight) -> bool:
@@ -258,6 +283,7 @@ def judge_together(
     draft: GgufHeader | None,
     limits: Limits,
     free: FreeMemory | None,
+    adapter_bytes: int = 0,
 ) -> list[Finding]:
     """All that sound files can still lack. `candidates`: those that would be loaded, the target first."""
     findings = [] if draft is None else judge_vocabularies(target, draft)
@@ -265,7 +291,7 @@ def judge_together(
     loaded, *drafts = candidates
     findings += judge_methods(loaded, drafts[0] if drafts else None, limits, fits=fits)
     findings += judge_context(loaded.survey, drafts[0].survey if drafts else None, limits)
-    return findings + judge_memory(candidates, free)
+    return findings + judge_memory(candidates, free, adapter_bytes)
 
 
 def judge_vocabularies(target: GgufHeader, draft: GgufHeader) -> list[Finding]:
@@ -342,11 +368,13 @@ def _judge_length(whose: str, n_ctx: int, n_ctx_train: int) -> Finding:
     return Finding(Verdict.OK, "context", f"{whose} {n_ctx} tokens are within the {n_ctx_train} it was trained for")
 
 
-def judge_memory(candidates: Sequence[Candidate], free: FreeMemory | None) -> list[Finding]:
+def judge_memory(candidates: Sequence[Candidate], free: FreeMemory | None, adapter_bytes: int = 0) -> list[Finding]:
     """What everything takes, against what is free: more is refused, but for weights, which can be read again."""
-    needed = sum(candidate.survey.total for candidate in candidates)
+    needed = sum(candidate.survey.total for candidate in candidates) + adapter_bytes
     weights = sum(candidate.survey.weights for candidate in candidates)
     findings = [Finding(Verdict.OK, "memory", _itemised(candidate)) for candidate in candidates]
+    if adapter_bytes:
+        findings.append(Finding(Verdict.OK, "memory", f"adapters: {size(adapter_bytes)}"))
     if free is None:
         findings.append(Finding(Verdict.NOTE, "memory", f"{size(needed)} together; what is free is not told here"))
         return findings

@@ -26,6 +26,7 @@ from forerun.core.step import (
     TruncateSequence,
 )
 from forerun.core.verification import Verified, Verify, verify
+from forerun.native.adapters import AppliedAdapters
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 from forerun.native.drafter import LlamaDrafter
@@ -40,7 +41,8 @@ class LlamaRunner:
     """Implements core.step.Runner on a target context and, with a draft model, its drafter. Owns both.
 
     Called by one thread. `rollback` takes rejected rows back where the target's memory cannot be cut; without one such
-    a step fails. `segments` moves what is stored between memory and a store, which it does not own.
+    a step fails. `segments` moves what is stored between memory and a store, which it does not own. `adapters`: what
+    plans may name.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class LlamaRunner:
         verify: Verify = verify,
         rollback: Rollback | None = None,
         segments: Segments | None = None,
+        adapters: AppliedAdapters | None = None,
     ) -> None:
         self.context = context
         self.drafter = drafter
@@ -57,10 +60,11 @@ class LlamaRunner:
         self._batch = Batch(context.n_batch)
         self._rollback = rollback
         self._segments = segments
+        self._adapters = adapters
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; see core.step. Raises ValueError for a plan that no scheduler should make: one that
-        does not fit a batch, or that asks for drafts or stored segments where there is no draft model or store."""
+        does not fit a batch, or that asks for drafts, adapters or stored segments where there are none."""
         start = perf_counter()
         if self._segments is not None:
             self._segments.begin_step()
@@ -93,6 +97,7 @@ class LlamaRunner:
         self._apply_all(plan.operations)
         if plan.waits_for_store and self._segments is not None and not (plan.decode or plan.prefill):
             self._segments.store.wait(_STORE_WAIT)
+        self._apply_adapters(plan)
         drafter = self._drafter_for(plan)
         if drafter is not None:
             drafter.fill(plan.draft_fills)
@@ -156,6 +161,15 @@ class LlamaRunner:
             raise NativeStepError(
                 FailureKind.FAILED, f"the memory of sequence {sequence_id} cannot be cut at position {position}"
             )
+
+    def _apply_adapters(self, plan: StepPlan) -> None:
+        """For all decodes of a step: its rows, those evaluated again after a rejection, and an MTP head's."""
+        if not (plan.decode or plan.prefill or plan.draft_fills):
+            return
+        if self._adapters is not None:
+            self._adapters.apply(plan.adapters)
+        elif plan.adapters:
+            raise ValueError("the plan wants adapters, but there are none")
 
     # --- drafting ---
 
