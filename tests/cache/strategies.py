@@ -29,7 +29,7 @@ def headers(draw: st.DrawFn) -> SegmentHeader:
         content,
         start,
         parent=draw(_keys),
-        scope=draw(_keys),
+        scope=draw(_keys) + draw(_keys),
         draft_tokens=draw(st.integers(0, tokens)),
         whole_from=draw(st.integers(0, 2**31)),
     )

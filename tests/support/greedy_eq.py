@@ -67,12 +67,20 @@ class GreedyOracle:
     """Re-evaluates answers of one model. Owns a context of `n_ctx` cells; closed before the model.
 
     `probes`: what the noise is measured on, PROBE_TEXT if nothing is given; it grows with the length of the context.
+    `prepare` is given the context before anything is decoded.
     """
 
-    def __init__(self, model: LlamaModel, n_ctx: int = 4096, probes: Sequence[Tokens] = ()) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        n_ctx: int = 4096,
+        probes: Sequence[Tokens] = (),
+        prepare: Callable[[LlamaContext], None] = lambda _context: None,
+    ) -> None:
         self.model = model
         params = ContextParams(n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=512, n_seq_max=2, n_threads=1, n_threads_batch=1)
         self._context = LlamaContext(model, params)
+        prepare(self._context)
         self._batch = Batch(n_ctx)
         probes = probes or [model.vocabulary.tokenize(PROBE_TEXT, add_special=True, parse_special=False)]
         self.noise = max(self._noise_on(probe) for probe in probes)

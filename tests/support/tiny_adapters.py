@@ -63,7 +63,10 @@ def assemble_adapter(adapter: TinyAdapter, base: GgufHeader) -> GgufFile:
 
 
 def _adapted(base: GgufHeader) -> list[TensorInfo]:
-    """Matrices of the first blocks, of which later blocks' KV depends on."""
-    blocks = [f"blk.{index}." for index in range(_BLOCKS)]
+    """Matrices of the first blocks, on which later blocks' KV depends. An MTP head's are left as they are."""
+    count, heads = base.hparam("block_count"), base.hparam("nextn_predict_layers") or 0
+    assert isinstance(count, int)
+    assert isinstance(heads, int)
+    blocks = [f"blk.{index}." for index in range(min(_BLOCKS, count - heads))]
     names = {block + name for block in blocks for name in _ADAPTED}
     return [tensor for tensor in base.tensors if tensor.name in names and len(tensor.shape) == 2]
