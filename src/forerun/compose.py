@@ -102,7 +102,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
         tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
-        digests = _adapter_digests(found, progress)
+        digests = adapter_digests(found, progress)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
@@ -264,7 +264,7 @@ def _applied(adapters: Mapping[str, LoraAdapter], contexts: Sequence[LlamaContex
     return AppliedAdapters(adapters, own) if adapters else None
 
 
-def _adapter_digests(found: Preflight, progress: LoadProgress | None) -> dict[str, str]:
+def adapter_digests(found: Preflight, progress: LoadProgress | None = None) -> dict[str, str]:
     """What KV that was computed with them depends on, by name."""
     from forerun.models.file_digest import file_digest
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.compose import chat_template, model_identity, preflight
+from forerun.compose import adapter_digests, chat_template, model_identity, preflight
+from forerun.core.adapters import AdapterSet
 from forerun.core.cache_report import CacheLookup
 from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import PromptLayout
@@ -44,10 +45,13 @@ def prompt_reader(name: str) -> Iterator[PromptReader]:
         model.close()
 
 
-def look_up_on_disk(config: EngineConfig, prompt: Callable[[Intake], PromptLayout]) -> CacheLookup:
+def look_up_on_disk(
+    config: EngineConfig, prompt: Callable[[Intake], PromptLayout], adapters: AdapterSet = ()
+) -> CacheLookup:
     """How much of a prompt an engine of this configuration, started now, would find in `cache_dir`.
 
-    Deletes nothing. Raises ModelError, InvalidConfigError.
+    `adapters`: with which it would be answered. Deletes nothing. Raises ModelError, InvalidConfigError,
+    InvalidRequestError.
     """
     from forerun.cache.directory import CacheDirectory
     from forerun.cache.disk import SegmentFiles
@@ -67,8 +71,9 @@ def look_up_on_disk(config: EngineConfig, prompt: Callable[[Intake], PromptLayou
                 cache_ram=1,
                 cache_disk=2**62,
                 model_key=identity.key,
+                adapters=adapter_digests(found),
             ),
             reader.vocabulary,
             stored=SegmentFiles(directory, identity.key).scan(removes=False),
         )
-        return scheduler.look_up(prompt(reader.intake))
+        return scheduler.look_up(prompt(reader.intake), scheduler.scope_of("", adapters))

@@ -15,6 +15,7 @@ from forerun.cache.directory import CacheDirectory
 from forerun.cache.disk import SegmentFiles
 from forerun.cache.file_format import encode_head
 from forerun.cli.sizes import parse_age, parse_size
+from forerun.core.adapters import AdapterSet
 from forerun.core.cache_report import CacheLookup
 from forerun.core.segment import SegmentHeader, segment_key
 from forerun.engine.intake import Intake
@@ -167,12 +168,24 @@ def test_looking_deletes_nothing(forerun: Forerun, cache_dir: Path) -> None:
 def test_lookup_tells_what_would_be_found(forerun: Forerun, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[EngineConfig] = []
 
-    def look_up(config: EngineConfig, _prompt: object) -> CacheLookup:
+    def look_up(config: EngineConfig, _prompt: object, adapters: AdapterSet) -> CacheLookup:
         asked.append(config)
+        assert adapters == (("sql", 0.5),)
         return CacheLookup(prompt_tokens=830, disk_tokens=812)
 
     monkeypatch.setattr("forerun.cli.cache.look_up_on_disk", look_up)
-    arguments = ("cache", "lookup", "m.gguf", "text", "--cache-dir", "kv", "--draft", "d.gguf")
+    arguments = (
+        "cache",
+        "lookup",
+        "m.gguf",
+        "text",
+        "--cache-dir",
+        "kv",
+        "--draft",
+        "d.gguf",
+        "--use-adapter",
+        "sql=0.5",
+    )
     result = forerun(*arguments)
     assert result.stdout == "812 of 830 tokens are on disk, 18 would be computed\n"
     assert json.loads(forerun(*arguments, "--json").stdout)["disk_tokens"] == 812

@@ -12,7 +12,7 @@ from forerun import Engine
 from forerun.compose import check
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError, ModelError, ModelFileError, ModelNotFoundError
-from forerun.models.adapter_file import adapter_digest, read_adapter_header
+from forerun.models.adapter_file import read_adapter_header
 from forerun.models.gguf_header import GgufHeader, read_header
 from forerun.models.preflight import Verdict
 from tests.conftest import MakeTinyModel
@@ -109,17 +109,6 @@ def test_missing_foreign_and_truncated_files_are_refused(base: GgufHeader, tmp_p
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(ModelFileError, match="truncated"):
         read_adapter_header(path, base)
-
-
-def test_an_adapter_is_known_by_its_content(base: GgufHeader, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
-    assemble_adapter(TinyAdapter(seed=1), base).write(first)
-    second.write_bytes(first.read_bytes())
-    assert adapter_digest(first) == adapter_digest(second)
-    assemble_adapter(TinyAdapter(seed=2), base).write(second)
-    assert adapter_digest(first) != adapter_digest(second)
-    with pytest.raises(ModelFileError, match="cannot be read"):
-        adapter_digest(tmp_path / "none.gguf")
 
 
 def test_building_an_engine_and_checking_refuse_for_the_same_reason(tiny_dense_path: Path, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ Examples:
     cat report.txt | forerun run model.gguf - --system "Summarise in three sentences."
 
     forerun run large.gguf --draft small.gguf "Write a quicksort in Python."
+
+    forerun run model.gguf --adapter sql=sql-lora.gguf "All orders of last week" --use-adapter sql
 """
 
 _CHAT_EXAMPLES = """

@@ -19,10 +19,11 @@ from rich.text import Text
 from forerun.cache.chains import StoredConversation
 from forerun.cache.contents import StoredModel, stored_models
 from forerun.cache.directory import CacheDirectory
-from forerun.cli.options import ModelOptions
+from forerun.cli.options import ModelOptions, adapter_scales
 from forerun.cli.run import read_prompts
 from forerun.cli.sizes import parse_age
 from forerun.cli.terminal import Terminal
+from forerun.core.adapters import adapter_set
 from forerun.core.cache_report import CacheLookup
 from forerun.core.prompt import PromptLayout, Tokens
 from forerun.engine.intake import Intake
@@ -110,7 +111,15 @@ def _words(tokens: list[int], tokenizer: Tokenizer) -> str:
     return "".join(c for c in " ".join(text.split()) if c.isprintable())[:_FIRST_WORDS]
 
 
-def look_up(options: ModelOptions, prompt: str, *, system: str | None, raw: bool, as_json: bool) -> None:
+def look_up(
+    options: ModelOptions,
+    prompt: str,
+    *,
+    system: str | None,
+    raw: bool,
+    use_adapter: Sequence[str] | None,
+    as_json: bool,
+) -> None:
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
     config = options.config()
@@ -122,7 +131,7 @@ def look_up(options: ModelOptions, prompt: str, *, system: str | None, raw: bool
         return intake.raw_layout(text) if raw else intake.layout(text)
 
     with Terminal(verbose=False).waiting("looking"):
-        found = look_up_on_disk(config, layout)
+        found = look_up_on_disk(config, layout, adapter_set(adapter_scales(use_adapter)))
     if as_json:
         _print_json(dataclasses.asdict(found))
     else:

@@ -8,7 +8,7 @@ import typer
 
 from forerun.cli.endings import ends_well
 from forerun.cli.flatten import takes_groups
-from forerun.cli.options import ModelOptions
+from forerun.cli.options import ModelOptions, UseAdapter
 
 cache_app = typer.Typer(
     no_args_is_help=True,
@@ -102,6 +102,7 @@ def lookup(
     raw: Annotated[
         bool, typer.Option("--raw", metavar=_FLAG, help="The prompt as it is, without the model's chat template.")
     ] = False,
+    use_adapter: UseAdapter = None,
     json: AsJson = False,
 ) -> None:
     """How many tokens of a prompt an engine with these options would find on disk.
@@ -110,7 +111,7 @@ def lookup(
     """
     from forerun.cli.cache import look_up
 
-    look_up(model, prompt, system=system, raw=raw, as_json=json)
+    look_up(model, prompt, system=system, raw=raw, use_adapter=use_adapter, as_json=json)
 
 
 @cache_app.command(epilog=_CLEAR_EXAMPLES)

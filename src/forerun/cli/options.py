@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -42,6 +43,17 @@ def _adapter_file(text: str) -> tuple[str, str]:
     if not name or not file:
         raise InvalidConfigError("adapter", f"NAME=FILE, for instance sql=sql-lora.gguf, got {text!r}")
     return name, file
+
+
+UseAdapter = Annotated[
+    list[str] | None,
+    _sampling(metavar="NAME[=SCALE]", help="Answer with a LoRA adapter (--adapter); may be repeated."),
+]
+
+
+def adapter_scales(texts: Iterable[str] | None) -> dict[str, float]:
+    """What --use-adapter says. Raises InvalidRequestError."""
+    return dict(map(_adapter_scale, texts or ()))
 
 
 def _adapter_scale(text: str) -> tuple[str, float]:
@@ -159,10 +171,7 @@ class SamplingOptions:
         list[str] | None,
         _sampling(metavar="TOKEN=BIAS", help="Add to a token's logit; may be repeated."),
     ] = None
-    use_adapter: Annotated[
-        list[str] | None,
-        _sampling(metavar="NAME[=SCALE]", help="Answer with a LoRA adapter (--adapter); may be repeated."),
-    ] = None
+    use_adapter: UseAdapter = None
     seed: Annotated[int | None, _sampling(help="Same seed, same answer. Default: drawn.")] = None
     stop: Annotated[list[str] | None, _sampling(help="End before this text; may be repeated.")] = None
     stop_token: Annotated[list[int] | None, _sampling(help="End after this token id; may be repeated.")] = None
@@ -188,7 +197,7 @@ class SamplingOptions:
             frequency_penalty=self.frequency_penalty,
             penalty_last_n=self.penalty_last_n,
             logit_bias=dict(map(_bias, self.logit_bias or ())),
-            adapters=dict(map(_adapter_scale, self.use_adapter or ())),
+            adapters=adapter_scales(self.use_adapter),
             seed=self.seed,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token or ()),
