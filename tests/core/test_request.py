@@ -133,7 +133,7 @@ def test_none_leaves_the_choice_open(name: str) -> None:
 
 
 def test_every_field_is_covered_here() -> None:
-    assert {*NUMBERS, *WHOLE_NUMBERS, "stop", "stop_token_ids", "logit_bias", "ignore_eos"} == {*FIELDS}
+    assert {*NUMBERS, *WHOLE_NUMBERS, "stop", "stop_token_ids", "logit_bias", "ignore_eos", "adapters"} == {*FIELDS}
 
 
 def test_a_refusal_names_the_limit_and_the_value() -> None:
