@@ -120,7 +120,7 @@ def test_the_models_own_end_inside_an_accepted_block_ends_the_answer_there(
     end = whole[SECOND_BLOCK + offset]
     at = whole.index(end)
     model = tiny_model(TinyModel(eos=end))
-    with serving(model, draft=str(model), speculation=N_DRAFT) as engine:
+    with serving(model, draft=str(model), speculation=N_DRAFT, reuse_prefixes=False) as engine:
         for speculation in (None, 0):
             output = answer(engine, prompt, SamplingParams(max_tokens=60, speculation=speculation))
             assert output.token_ids == whole[: at + 1]
@@ -136,7 +136,7 @@ def test_the_real_model_ends_its_turn_the_same_with_and_without_a_draft(
 ) -> None:
     question = "The secret word is {}. What is the secret word?"
     with serving(smollm2_path, draft="smollm2", speculation=N_DRAFT) as engine:
-        chats = [[{"role": "user", "content": question.format(word)}] for word in ("Zanzibar", "Cathedral", "Lantern")]
+        chats = [[{"role": "user", "content": question.format(word)}] for word in ("Zanzibar", "Cathedral", "Marzipan")]
         prompts = [ids_in(engine.chat_prompt(chat)) for chat in chats]
         for speculation in (None, 0):
             found = answers(engine, prompts, SamplingParams(max_tokens=48, speculation=speculation))

@@ -202,6 +202,11 @@ class Scheduler:
         return bool(self._requests) or self.pool.has_work
 
     @property
+    def survives(self) -> bool:
+        """Whether prefixes outlive the engine, on disk."""
+        return self.pool.tiers is not None and self.config.cache_disk > 0
+
+    @property
     def stats(self) -> SchedulerStats:
         cells = self.pool.target_cells
         stats = SchedulerStats(

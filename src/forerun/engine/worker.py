@@ -24,6 +24,9 @@ from forerun.errors import EngineClosedError, InvalidRequestError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_CLOSED = "the engine was closed"
+_LAST_COPIES = 2.0
+"""Seconds that closing an engine may take to copy prefixes out of its memory."""
 
 
 class Sink(Protocol):
@@ -160,15 +163,27 @@ class EngineWorker:
     # --- engine thread ----------------------------------------------------------
 
     def _run(self) -> None:
-        reason = "the engine was closed"
+        reason = _CLOSED
         try:
             while self._drain():
                 self._deliver(self._loop.step())
+            self._finish_storing()
         except BaseException as error:
             logger.exception("the engine thread died with %d open requests", len(self._sinks))
             reason = f"the engine thread died: {type(error).__name__}: {error}"
         finally:
             self._end(reason)
+
+    def _finish_storing(self) -> None:
+        """End what is open, and copy what is worth keeping to where it survives, for a bounded time."""
+        scheduler, until = self._loop.scheduler, self._loop.clock() + _LAST_COPIES
+        if not scheduler.survives:
+            return
+        for request_id, sink in self._sinks.items():
+            sink.deliver([self._last_delta(request_id, EngineClosedError(_CLOSED))])
+        self._sinks.clear()
+        while scheduler.has_work and self._loop.clock() < until:
+            self._loop.step()
 
     def _drain(self) -> bool:
         """Perform what was asked for since the last step; sleep while there is nothing to do. False to close."""
