@@ -82,7 +82,8 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
     limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
     with ExitStack() as loaded:
         model = _load(paths[0], config, loaded, progress, with_mtp=with_mtp)
-        adapters = _adapters(model, found)
+        digests = adapter_digests(found, progress)
+        adapters = _adapters(model, found, digests)
         n_ctx, draft_n_ctx = limits.n_ctx, limits.draft_n_ctx
         if n_ctx > model.n_ctx_train:
             logger.warning(
@@ -102,7 +103,6 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
         tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
-        digests = adapter_digests(found, progress)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
@@ -249,11 +249,15 @@ def _load(
     return model
 
 
-def _adapters(model: LlamaModel, found: Preflight) -> dict[str, LoraAdapter]:
-    """The target's adapters, loaded: freed with it."""
+def _adapters(model: LlamaModel, found: Preflight, digests: Mapping[str, str]) -> dict[str, LoraAdapter]:
+    """The target's adapters, loaded: freed with it. Raises ModelLoadError, also for a file that just changed."""
     from forerun.native.adapters import LoraAdapter
 
-    return {name: LoraAdapter.load(model, header.path) for name, header in found.adapters.items()}
+    loaded = {name: LoraAdapter.load(model, header.path) for name, header in found.adapters.items()}
+    for name, digest in adapter_digests(found).items():
+        if digest != digests[name]:
+            raise ModelLoadError(f"{loaded[name].path}: the adapter changed while it was loaded: load it again")
+    return loaded
 
 
 def _applied(adapters: Mapping[str, LoraAdapter], contexts: Sequence[LlamaContext]) -> AppliedAdapters | None:

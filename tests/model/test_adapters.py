@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from forerun import Output, SamplingParams
+from forerun import Engine, ModelLoadError, Output, SamplingParams
 from forerun.core.adapters import adapter_set
 from forerun.native.adapters import AppliedAdapters, LoraAdapter
 from forerun.native.context import LlamaContext
@@ -201,6 +202,24 @@ def test_unused_adapters_change_nothing(smollm2_path: Path) -> None:
         with serving(smollm2_path, adapters=adapters) as engine:
             said.append(tuple(answer(engine, prompt, greedy(NONE)).token_ids))
     assert said[0] == said[1]
+
+
+def test_an_adapter_that_changes_while_it_is_loaded_is_refused(tiny_dense_path: Path, tmp_path: Path) -> None:
+    """Else what is computed with one content would be stored under the digest of another."""
+    path = tmp_path / "adapter.gguf"
+    first, second = (build_adapter(TinyAdapter(seed=seed), tiny_dense_path).read_bytes() for seed in (1, 2))
+    path.write_bytes(first)
+    load = LoraAdapter.load
+
+    def load_and_change(model: LlamaModel, file: Path) -> LoraAdapter:
+        path.write_bytes(second)
+        return load(model, file)
+
+    with (
+        patch.object(LoraAdapter, "load", load_and_change),
+        pytest.raises(ModelLoadError, match=r"adapter\.gguf: the adapter changed while it was loaded"),
+    ):
+        Engine.load(tiny_dense_path, adapters={"a": path}, n_ctx=512, n_threads=1)
 
 
 def test_llama_cpp_is_told_of_adapters_only_where_they_change(
