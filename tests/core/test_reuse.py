@@ -27,15 +27,15 @@ def wait(rates: ReuseRates, seconds: float, *, times: int, start: int = 0, uses:
     """Segments that are used after so many seconds."""
     for number in range(times):
         segment = Segment(str(number), start=start, last_used=at + number, uses=uses)
-        rates.began(segment)
-        rates.used(segment, at + number + seconds)
+        rates.began([segment])
+        rates.used([segment], at + number + seconds)
 
 
 def abandon(rates: ReuseRates, times: int, *, start: int = 0, uses: int = 0) -> None:
     """Segments that are stored and evicted, and have waited since the beginning."""
     for number in range(times):
         segment = Segment(f"{start} {uses} {number}", start=start, uses=uses)
-        rates.began(segment)
+        rates.began([segment])
         rates.left(segment, 1.0)
 
 
@@ -100,7 +100,7 @@ def test_after_a_long_wait_what_lies_deep_is_expected_back_least() -> None:
 def test_what_returns_after_it_was_evicted_counts_as_used() -> None:
     rates = ReuseRates()
     segment = Segment(uses=3, shared_uses=1)
-    rates.began(segment)
+    rates.began([segment])
     rates.left(segment, 5.0)
     ghost = rates.returned("a", 60.0)
     assert ghost is not None

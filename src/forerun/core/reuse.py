@@ -20,6 +20,7 @@ each of which is uses / uses expected from the other factors, drawn towards what
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from math import log2
@@ -73,6 +74,7 @@ _KIND_FACTORS: Final = np.array([0.25, 1.0, 1.5])
 _HALF_DEPTH: Final = 8192
 """After a long wait a segment behind so many tokens is assumed to be used half as often as one at the start: a prefix
 is used by all that use what follows it, and by others too."""
+_STRETCH: Final = 16
 _REFRESH: Final = 64
 """Waits that end until rates are worked out again; more where many go on, which all have to be looked at."""
 _FADE: Final = 0.98
@@ -90,12 +92,15 @@ _DEPTH_MIDDLES: Final[_Table] = np.append(0.0, 1.5 * _FIRST_DEPTH * np.exp2(np.a
 _DEPTH_FACTORS: Final[_Table] = 1 / (1 + _DEPTH_MIDDLES / _HALF_DEPTH)
 
 
+_CLASSES: Final = [[ReuseClass(kind, depth) for depth in range(_DEPTHS)] for kind in ReuseKind]
+
+
 def reuse_class(segment: Waiting) -> ReuseClass:
     """The class of a segment, which changes only with a use."""
     kind = ReuseKind.CONTINUED if segment.uses or segment.follows_use else ReuseKind.NEW
     if segment.shared_uses > 1:
         kind = ReuseKind.SHARED
-    return ReuseClass(kind, min((segment.start // _FIRST_DEPTH).bit_length(), _DEPTHS - 1))
+    return _CLASSES[kind][min((segment.start // _FIRST_DEPTH).bit_length(), _DEPTHS - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class ReuseRates:
         self._ended: _Table = np.zeros((_KINDS, _DEPTHS, _BINS))
         """All that ended."""
         self._open: dict[ReuseClass, dict[int, int]] = {}
-        """Waits that go on: how many began in each second."""
+        """Waits that go on: how many began in each stretch of _STRETCH seconds."""
         self._waiting = 0
         self._since_refresh = 0
         self._ghosts: OrderedDict[str, Ghost] = OrderedDict()
@@ -138,20 +143,23 @@ class ReuseRates:
         within: float = (rates[at + 1] / rates[at]) ** (place - at)
         return rates[at] * within
 
-    def began(self, segment: Waiting) -> None:
-        """A segment was stored, or used: its next wait begins at its `last_used`."""
-        self._waiting += 1
-        began = self._open.setdefault(reuse_class(segment), {})
-        second = int(segment.last_used)
-        began[second] = began.get(second, 0) + 1
+    def began(self, segments: Iterable[Waiting]) -> None:
+        """Segments were stored, or used: their next waits begin at their `last_used`."""
+        for (of, began), count in _alike(segments).items():
+            self._waiting += count
+            stretches = self._open.setdefault(of, {})
+            stretch = int(began) // _STRETCH
+            stretches[stretch] = stretches.get(stretch, 0) + count
 
-    def used(self, segment: Waiting, now: float) -> None:
-        """A segment is used. To be called before that is written into it."""
-        self._end(reuse_class(segment), segment.last_used, now, used=True)
+    def used(self, segments: Iterable[Waiting], now: float) -> None:
+        """Segments are used. To be called before that is written into them."""
+        for (of, began), count in _alike(segments).items():
+            self._end(of, began, now, count, used=True)
 
-    def interrupted(self, segment: Waiting) -> None:
-        """A wait that tells nothing."""
-        self._stop(reuse_class(segment), segment.last_used)
+    def interrupted(self, segments: Iterable[Waiting]) -> None:
+        """Waits that tell nothing."""
+        for (of, began), count in _alike(segments).items():
+            self._stop(of, began, count)
 
     def left(self, segment: Waiting, now: float) -> None:
         """A segment is gone from its tier; the longest gone is forgotten where there are too many of those."""
@@ -159,31 +167,32 @@ class ReuseRates:
         self._ghosts[segment.key] = ghost
         if len(self._ghosts) > _GHOSTS:
             _, forgotten = self._ghosts.popitem(last=False)
-            self._end(forgotten.reuse_class, forgotten.last_used, now, used=False)
+            self._end(forgotten.reuse_class, forgotten.last_used, now, 1, used=False)
 
     def returned(self, key: str, now: float) -> Ghost | None:
         """A segment is stored: what is known of it from before, if anything. That wait ended with a use."""
         ghost = self._ghosts.pop(key, None)
         if ghost is not None:
-            self._end(ghost.reuse_class, ghost.last_used, now, used=True)
+            self._end(ghost.reuse_class, ghost.last_used, now, 1, used=True)
         return ghost
 
-    def _end(self, of: ReuseClass, began: float, now: float, *, used: bool) -> None:
-        self._stop(of, began)
+    def _end(self, of: ReuseClass, began: float, now: float, count: int, *, used: bool) -> None:
+        self._stop(of, began, count)
         at = of.kind, of.depth, min(int(log2(1.0 + max(now - began, 0.0))), _BINS - 1)
-        self._ended[at] += 1
-        self._used[at] += used
-        self._since_refresh += 1
+        self._ended[at] += count
+        if used:
+            self._used[at] += count
+        self._since_refresh += count
         if self._since_refresh >= max(_REFRESH, self._waiting // 8):
             self._refresh(now)
 
-    def _stop(self, of: ReuseClass, began: float) -> None:
-        open_waits = self._open[of]
-        second = int(began)
-        open_waits[second] -= 1
-        if not open_waits[second]:
-            del open_waits[second]
-        self._waiting -= 1
+    def _stop(self, of: ReuseClass, began: float, count: int) -> None:
+        stretches = self._open[of]
+        stretch = int(began) // _STRETCH
+        stretches[stretch] -= count
+        if not stretches[stretch]:
+            del stretches[stretch]
+        self._waiting -= count
 
     # --- working rates out ----------------------------------------------------------
 
@@ -200,13 +209,23 @@ class ReuseRates:
         lengths = self._ended.copy()
         for of, began in self._open.items():
             if began:
-                ages = np.maximum(now - np.fromiter(began, np.float64, len(began)), 0.0)
+                middles = (np.fromiter(began, np.float64, len(began)) + 0.5) * _STRETCH
+                ages = np.maximum(now - middles, 0.0)
                 counts = np.fromiter(began.values(), np.float64, len(began))
                 bins = np.minimum(np.log2(1.0 + ages).astype(np.intp), _BINS - 1)
                 lengths[of] += np.bincount(bins, counts, _BINS)
         longer = np.cumsum(lengths[..., ::-1], -1)[..., ::-1] - lengths
         result: _Table = (longer + lengths / 2) * _WIDTHS
         return result
+
+
+def _alike(segments: Iterable[Waiting]) -> dict[tuple[ReuseClass, float], int]:
+    """How many of them are of each class and last use: those of one chain are mostly alike."""
+    counts: dict[tuple[ReuseClass, float], int] = {}
+    for segment in segments:
+        alike = reuse_class(segment), segment.last_used
+        counts[alike] = counts.get(alike, 0) + 1
+    return counts
 
 
 def _rates(used: _Table, seconds: _Table) -> _Table:

@@ -17,7 +17,7 @@ class Value(LeafFirst):
                 (learned, by kind, depth and age: core/reuse.py)
 
     All tokens count alike, though those far behind cost several times more to compute: measured, weighing them so loses
-    hits, and no less time (docs/decisions/0014-what-goes-first.md).
+    hits, and no less time (docs/decisions/0017-what-goes-first.md).
 
     Segments of one class and about one size per token (within a factor of sqrt 2) share a queue in the order of their
     last use. Rates do not rise with age, so that the oldest of each queue is its least valuable, and the victim is the
@@ -35,23 +35,23 @@ class Value(LeafFirst):
         if past is not None:
             record.uses, record.shared_uses = past.uses + 1, past.shared_uses
         super().inserted(record, now)
-        self._rates.began(record)
+        self._rates.began([record])
 
     def used(self, chain: Sequence[RetentionRecord], now: float) -> None:
-        for record in chain:
-            self._rates.used(record, now)
+        self._rates.used(chain, now)
         super().used(chain, now)
-        for record in chain:
-            self._rates.began(record)
+        self._rates.began(chain)
 
     def retraced(self, record: RetentionRecord, now: float) -> None:
         """Who repeats a conversation up to here is likely to repeat the rest: it waits as if it had just been used."""
-        following = record.last_child
-        while following is not None:
-            self._rates.interrupted(following)
-            self._renew(following, now)
-            self._rates.began(following)
-            following = following.last_child
+        following: list[RetentionRecord] = []
+        while record.last_child is not None:
+            record = record.last_child
+            following.append(record)
+        self._rates.interrupted(following)
+        for record in following:
+            self._renew(record, now)
+        self._rates.began(following)
 
     def removed(self, record: RetentionRecord, now: float) -> None:
         self._rates.left(record, now)
