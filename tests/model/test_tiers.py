@@ -130,6 +130,23 @@ def test_a_draft_accepts_after_coming_back_what_it_did_before(tiny_model: MakeTi
     assert back.accepted_tokens == pytest.approx(cold.accepted_tokens, rel=0.1)
 
 
+def test_forks_accept_what_their_source_does(tiny_model: MakeTinyModel) -> None:
+    """Eight with the same beginning at once, target and draft forked together, against each of them alone."""
+    target, draft = tiny_model(TinyModel()), tiny_model(TinyModel(noise=0.02))
+    fifty = SamplingParams(max_tokens=50, ignore_eos=True)
+    shared = some_tokens(300, seed=1)
+    prompts = [shared + some_tokens(4, seed=2 + index) for index in range(8)]
+    options = {"draft": str(draft), "speculation": 5, "n_ctx": 4096}
+    with serving(target, cache_ram=GIB, **options) as engine:
+        forked = [usage_of(output) for output in answers(engine, prompts, fifty)]
+    with serving(target, reuse_prefixes=False, **options) as engine:
+        alone = [usage_of(answer(engine, prompt, fifty)) for prompt in prompts]
+    assert sum(usage.cached_tokens for usage in forked) >= 7 * 290
+    assert sum(usage.accepted_tokens for usage in forked) == pytest.approx(
+        sum(usage.accepted_tokens for usage in alone), rel=0.1
+    )
+
+
 def test_the_cache_can_be_asked_and_told(smollm2_path: Path) -> None:
     system = "You are a careful clerk. " * 20
     with serving(smollm2_path, cache_ram=GIB) as engine:
