@@ -7,6 +7,8 @@ from forerun.core.step import FetchSegment, PrefillRows, RestoreSegment, StepPla
 
 _SHARE = 0.2
 """Weight of the latest observation."""
+_DISK_BYTES_A_MS = 200_000
+"""What a disk and checking are expected to give before anything was fetched."""
 _FEWEST_ROWS = 32
 """Prefill of fewer rows is not typical."""
 
@@ -14,11 +16,11 @@ _FEWEST_ROWS = 32
 class CopyRates:
     """Milliseconds a token. Begins with what two cores and a small model take (design/llama-facts.md)."""
 
-    def __init__(self, prefill_ms: float | None = None) -> None:
+    def __init__(self, prefill_ms: float | None = None, bytes_a_token: int = 0) -> None:
         self.prefill_ms = prefill_ms
         """None until it was seen."""
         self.restore_ms = 0.004
-        self.fetch_ms = 0.05
+        self.fetch_ms = bytes_a_token / _DISK_BYTES_A_MS if bytes_a_token else 0.05
         self._fetching: dict[str, tuple[float, int]] = {}
         """When each segment was asked for, and how many tokens it has."""
 

@@ -185,7 +185,7 @@ class PrefixTiers:
         self._emit = emit
         self.host = host
         self.disk = disk
-        self.rates = CopyRates(prefill_ms)
+        self.rates = CopyRates(prefill_ms, sizes.per_token)
         self._sizes = sizes
         self._model_key = model_key
         self._memory = memory
