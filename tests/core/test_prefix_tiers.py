@@ -249,6 +249,7 @@ def test_why_no_more_was_reused_is_told() -> None:
     report = to.scheduler.explain("back")
     assert report is not None
     assert report.why is WhyNotMore.EVICTED
+    assert report.evicted_for.startswith("pushes ")
     assert to.scheduler.explain("never heard of") is None
 
 
@@ -271,6 +272,37 @@ def test_pins_take_half_of_the_budget_at_most() -> None:
     to.run()
     pinned = to.scheduler.pin(PromptLayout.of_text(prompt), "", until=10**6)
     assert 0 < pinned * 24 <= 13_000
+
+
+def test_a_pin_ends_with_what_it_held() -> None:
+    """Its segment leaves host memory and comes back from disk before the time of the pin is over: nothing breaks."""
+    to = harness(cache_disk=10**9, n_ctx=700, n_seq_max=4, max_num_seqs=2)
+    prompt = tokens(1, 200)
+    ask(to, "first", prompt)
+    to.run()
+    until = len(to.plans) + 100
+    assert to.scheduler.pin(PromptLayout.of_text(prompt), "", until) > 0
+    tiers = to.scheduler.pool.tiers
+    assert tiers is not None
+    for segment in list(tiers.segments()):
+        tiers._leave_host(segment)  # as where a fetch is refused
+    ask(to, "pushes it out of the pool", tokens(2, 650))
+    ask(to, "back", [*prompt, 1])
+    assert to.usage("back").cached_disk_tokens == 200
+    while len(to.plans) <= until:
+        ask(to, f"later {len(to.plans)}", tokens(len(to.plans), 30))
+    assert to.scheduler.stats.host_bytes
+
+
+def test_what_became_invalid_is_not_stored() -> None:
+    to = harness("state")
+    prompt = [*tokens(1, 100), END, *tokens(2, 100)]
+    to.add("runs", prompt, SamplingParams(max_tokens=5, ignore_eos=True))
+    to.step()
+    to.scheduler.pool.invalidate_reuse()
+    to.run()
+    ask(to, "again", [*prompt, 1])
+    assert to.usage("again").cached_tokens == 0
 
 
 def test_a_cleared_cache_knows_nothing() -> None:

@@ -137,7 +137,7 @@ class Admission:
         tiers = self._pool.tiers
         if tiers is None or match is None or not match.stored.missing or state.fetches == _MOST_FETCHES:
             return False
-        if not tiers.fetch(match.stored):
+        if not tiers.fetch(match.stored, state.request.id):
             return False
         state.fetches += 1
         state.fetching = match.stored

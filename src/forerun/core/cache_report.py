@@ -31,7 +31,7 @@ class WhyNotMore(StrEnum):
     NOTHING = "all but the last token was reused"
     UNKNOWN = "nothing like it was seen before"
     DIFFERS = "the prompt goes on otherwise than anything seen before"
-    EVICTED = "the rest was dropped to make room"
+    EVICTED = "the rest was dropped"
     NO_CHECKPOINT = "this model's memory cannot be cut there, and no checkpoint was closer"
     SMALL = "what is shared is too little to be worth reusing"
     NOT_AT_HAND = "the rest could not be had in time, or computing it was expected to be faster"
@@ -52,7 +52,7 @@ class CacheReport:
     other_after: tuple[int, ...] = ()
     """How what was seen before went on there."""
     evicted_for: str = ""
-    """The request that the rest was dropped for."""
+    """The request that the rest had to make room for; "" where it was cleared or damaged."""
 
 
 CONTEXT = 12

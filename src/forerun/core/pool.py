@@ -105,8 +105,8 @@ class SequencePool:
         """Where else prefixes can be; None where they are kept in memory alone."""
         self._rent = 0.0
         """Milliseconds that each idle cell has cost others so far."""
-        self._to_store: dict[int, None] = {}
-        """Idle ids whose content is not all stored yet, in order."""
+        self._to_store: dict[int, str] = {}
+        """Idle ids whose content is not all stored yet, in order, and the request that each was computed for."""
         self._due: dict[int, float] = {}
         """The rent at which an idle prefix has cost others as much as restoring it would."""
         self._size = sequences
@@ -292,8 +292,10 @@ class SequencePool:
 
     # --- giving back ----------------------------------------------------------
 
-    def release(self, sequence: Sequence, prefix: ReusablePrefix | None = None) -> None:
+    def release(self, sequence: Sequence, prefix: ReusablePrefix | None = None, cause: str = "") -> None:
         """End a lease. `prefix` is what the sequence holds and may be reused, and is stored; None clears it.
+
+        `cause`: the request that held it.
 
         What the new prefix makes redundant goes: idle prefixes it contains, or itself where another one contains it.
         """
@@ -309,37 +311,41 @@ class SequencePool:
         self._tree.insert(sequence.id, prefix.layout, prefix.scope)
         self._idle[sequence.id] = prefix
         if self.tiers is not None:
-            self._to_store[sequence.id] = None
+            self._to_store[sequence.id] = cause
             self._set_due(sequence.id)
             if not self.memory.is_dense:  # a window may lose cells meanwhile
                 self._store_rest(sequence.id)
         self._drop_redundant(sequence.id)
 
-    def store(self, sequence_id: int, layout: PromptLayout, scope: str, most: int | None = None) -> bool:
+    def store(
+        self, sequence_id: int, layout: PromptLayout, scope: str, cause: str = "", *, most: int | None = None
+    ) -> bool:
         """Copy to the tiers what of a sequence, which holds `layout` at least, is not there yet, in `most` segments.
 
-        False where some is left.
+        False where some is left. `cause`: the request that it was computed for.
         """
-        if self.tiers is None:
+        if self.tiers is None or sequence_id in self._stale:
             return True
         draft_held = self.draft_cells.held(sequence_id) if self.draft_memory.is_dense else 0
         held_from = self.held_from.get(sequence_id, 0)
-        return self.tiers.store(sequence_id, layout, scope, draft_held=draft_held, held_from=held_from, most=most)
+        return self.tiers.store(
+            sequence_id, layout, scope, draft_held=draft_held, held_from=held_from, most=most, cause=cause
+        )
 
     def store_some(self, most: int) -> None:
         """Copy some more of what idle sequences hold: a little each step, since others wait for it."""
         if self._to_store:
-            owner = next(iter(self._to_store))
+            owner, cause = next(iter(self._to_store.items()))
             prefix = self._idle[owner]
-            if self.store(owner, prefix.layout, prefix.scope, most):
+            if self.store(owner, prefix.layout, prefix.scope, cause, most=most):
                 del self._to_store[owner]
 
     def _store_rest(self, owner: int) -> None:
         """Copy the rest of what an idle sequence holds, which it is about to lose."""
-        if owner in self._to_store:
-            del self._to_store[owner]
+        cause = self._to_store.pop(owner, None)
+        if cause is not None:
             prefix = self._idle[owner]
-            self.store(owner, prefix.layout, prefix.scope)
+            self.store(owner, prefix.layout, prefix.scope, cause)
 
     def _can_keep(self, sequence_id: int, prefix: ReusablePrefix) -> bool:
         """Whether what a sequence holds beyond a prefix of it can be cut off."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forerun.core.segment import StoreEventKind
-from forerun.core.step import FetchSegment, PrefillRows, RestoreSegment, StepPlan, StepResult
+from forerun.core.step import DropSegment, FetchSegment, PrefillRows, RestoreSegment, StepPlan, StepResult
 
 _SHARE = 0.2
 """Weight of the latest observation."""
@@ -34,15 +34,21 @@ class CopyRates:
         if rows >= _FEWEST_ROWS and not plan.decode and result.times.target > 0:
             self.prefill_ms = _mixed(self.prefill_ms, result.times.target * 1e3 / rows)
         for operation in operations:
-            if isinstance(operation, FetchSegment):
-                self._fetching[operation.key] = (plan.now, operation.tokens)
+            match operation:
+                case FetchSegment(key, tokens):
+                    self._fetching[key] = (plan.now, tokens)
+                case DropSegment(key):  # a fetch ends without an event
+                    self._fetching.pop(key, None)
         for event in result.store_events:
             began, tokens = self._fetching.pop(event.key, (now, 0))
             if event.kind is StoreEventKind.FETCHED and now > began:
                 self.fetch_ms = _mixed(self.fetch_ms, (now - began) * 1e3 / max(tokens, 1))
 
     def saving(self, at_hand: int, fetched: int) -> float:
-        """Milliseconds that restoring so many tokens saves, those included that are to be fetched first."""
+        """Milliseconds that restoring so many tokens saves, those included that are to be fetched first.
+
+        Where prefill was not measured yet, restoring is taken to save something: the number means no time then.
+        """
         if self.prefill_ms is None:
             return float(at_hand + fetched)
         return (at_hand + fetched) * (self.prefill_ms - self.restore_ms) - fetched * self.fetch_ms

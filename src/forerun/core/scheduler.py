@@ -202,8 +202,8 @@ class Scheduler:
         return bool(self._requests) or self.pool.has_work
 
     @property
-    def survives(self) -> bool:
-        """Whether prefixes outlive the engine, on disk."""
+    def has_disk_tier(self) -> bool:
+        """Whether prefixes outlive the engine."""
         return self.pool.tiers is not None and self.config.cache_disk > 0
 
     @property
@@ -434,7 +434,7 @@ class Scheduler:
 
     def _store_checkpoint(self, state: RequestState) -> None:
         if state.computed in state.checkpoints:
-            self.pool.store(sequence_of(state).id, state.layout(state.computed), state.scope)
+            self.pool.store(sequence_of(state).id, state.layout(state.computed), state.scope, state.request.id)
 
     def _learn_costs(self, plan: StepPlan, result: StepResult) -> None:
         """Costs, and what drafting saved or lost: before the step's own tokens and cells are counted."""
@@ -494,7 +494,7 @@ class Scheduler:
         keep = min(state.computed, state.history.size)
         layout = state.layout(keep)
         reusable = ReusablePrefix(layout, scope=state.scope) if self.config.reuse_prefixes else None
-        self.pool.release(sequence_of(state), reusable)
+        self.pool.release(sequence_of(state), reusable, state.request.id)
         self._forget_memory(state)
 
     def _forget_memory(self, state: RequestState) -> None:

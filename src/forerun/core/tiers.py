@@ -86,7 +86,7 @@ class KvSegment:
         self.was_fetched = False
         """It came back from disk, and was not used since."""
         self.lost_to = ""
-        """The request for which it was dropped."""
+        """The request that it had to make room for; "" where it was dropped for another reason."""
 
     @property
     def is_kept(self) -> bool:
@@ -196,7 +196,7 @@ class PrefixTiers:
         self._pins: dict[KvSegment, float] = {}
         """Until when each pinned segment stays."""
         self.now = 0.0
-        self.cause = ""
+        self._cause = ""
         """The request for which room is being made."""
 
     # --- what disk holds at start ----------------------------------------------------------
@@ -296,11 +296,13 @@ class PrefixTiers:
         draft_held: int = 0,
         held_from: int = 0,
         most: int | None = None,
+        cause: str = "",
     ) -> bool:
         """Copy what of a sequence is not stored yet, `most` segments of it. False where some is left for later.
 
-        With a state, the sequence must hold exactly `layout`.
+        With a state, the sequence must hold exactly `layout`. `cause`: the request it was computed for.
         """
+        self._cause = cause
         covered = self._covered(layout, scope)
         parent = covered.parts[-1].segment if covered.parts else None
         held = [record for part in covered.parts if (record := part.segment.host) is not None]
@@ -355,14 +357,15 @@ class PrefixTiers:
         return stop
 
     def _store(self, sequence_id: int, header: SegmentHeader, parent: KvSegment | None) -> KvSegment | None:
+        known = self._segments.get(header.key)
+        if known is not None and known.is_kept:  # its window is not whole; neither is this one's
+            return known if known.host is not None else None
         nbytes = self._sizes.predict(header.tokens, header.draft_stop - header.start.logical_tokens)
         if not self._make_host_room(nbytes):
             return None
-        segment = self._segments.get(header.key)
+        segment = self._segments.get(header.key)  # a lost one may have been forgotten meanwhile
         if segment is None:
             segment = self._place(header, parent)
-        elif segment.is_kept:  # its window is not whole; neither is this one's
-            return segment if segment.host is not None else None
         else:
             self._find_again(segment)
             segment.header = header
@@ -426,8 +429,9 @@ class PrefixTiers:
 
     # --- disk to host ----------------------------------------------------------
 
-    def fetch(self, stored: StoredPrefix) -> bool:
-        """Begin to fetch what of a stored prefix is on disk alone. False where host memory has no room for all."""
+    def fetch(self, stored: StoredPrefix, cause: str = "") -> bool:
+        """Begin to fetch what of a stored prefix is on disk alone, for a request. False where there is no room."""
+        self._cause = cause
         held = [part.segment.host for part in stored.parts if part.segment.host is not None]
         for record in held:
             self.host.retention.hold(record)
@@ -481,6 +485,7 @@ class PrefixTiers:
             self.host.remove(segment.host, self.now)
             segment.host = None
             segment.is_storing = segment.is_fetching = False
+            self._pins.pop(segment, None)
             self._emit(DropSegment(segment.header.key))
 
     def _leave_disk(self, segment: KvSegment) -> None:
@@ -495,9 +500,8 @@ class PrefixTiers:
         for one in _deepest_first(segment):
             self._leave_host(one)
             self._leave_disk(one)
-            self._pins.pop(one, None)
             if one.header.key not in self._lost:
-                one.lost_to = self.cause
+                one.lost_to = self._cause
                 self._lost[one.header.key] = one
                 self._lost_tokens += one.header.tokens
         while self._lost_tokens > _LOST_TOKENS:
@@ -603,6 +607,7 @@ class PrefixTiers:
 
     def _distrust(self, key: str) -> None:
         """Never use a segment again, nor what goes on from it: what of it there is goes everywhere."""
+        self._cause = ""
         segment = self._segments.get(key)
         if segment is not None:
             self._lose_all(segment)

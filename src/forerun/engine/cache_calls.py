@@ -42,7 +42,7 @@ class CacheExplanation:
         said = f"{report.cached_tokens} of {report.prompt_tokens} prompt tokens were reused: {report.why.value}"
         if self.other_text:
             said += f" (token {report.known_tokens}: …{self.prompt_text!r}, seen before: …{self.other_text!r})"
-        return said + (f" (for request {report.evicted_for})" if report.evicted_for else "")
+        return said + (f" to make room for request {report.evicted_for}" if report.evicted_for else "")
 
 
 class Questions:

@@ -177,7 +177,7 @@ class EngineWorker:
     def _finish_storing(self) -> None:
         """End what is open, and copy what is worth keeping to where it survives, for a bounded time."""
         scheduler, until = self._loop.scheduler, self._loop.clock() + _LAST_COPIES
-        if not scheduler.survives:
+        if not scheduler.has_disk_tier:
             return
         for request_id, sink in self._sinks.items():
             sink.deliver([self._last_delta(request_id, EngineClosedError(_CLOSED))])
