@@ -98,6 +98,23 @@ class World:
             assert tuple(tokens[name]) == expected.tokens, name
         return [tuple(own) for own in tokens.values()]
 
+    def wish(self, prompt: PromptLayout, tenant: str) -> None:
+        """What callers may ask of the cache at any time."""
+        scheduler, scope = self.scheduler, self.scheduler.scope_of(tenant)
+        match self.rng.randrange(40):
+            case 0 | 1 | 2 | 3 | 4 | 5 | 6:
+                scheduler.pin(prompt, scope, self.counts["steps"] + self.rng.randint(1, 60))
+            case 7:
+                scheduler.clear_cache(self.rng.choice([None, scope]))
+            case 8:
+                scheduler.pool.invalidate_reuse()
+            case 9 | 10:
+                found = scheduler.look_up(prompt, scope)
+                assert 0 <= found.cached_tokens < prompt.logical_tokens
+            case _:
+                return
+        scheduler.check_integrity()
+
     def check_store(self) -> None:
         tiers, pool = self.scheduler.pool.tiers, self.scheduler.pool
         if tiers is None:
@@ -147,6 +164,7 @@ def test_conversations_get_the_oracle_s_answers_whatever_moves_and_fails(kind: s
     for _ in range(25):
         chosen = rng.sample(range(len(conversations)), rng.randint(1, 3))
         tenant = rng.choice(["", "", "x"])
+        world.wish(conversations[chosen[0]], tenant)
         answers = world.answer([conversations[index] for index in chosen], tenant)
         for index, tokens in zip(chosen, answers, strict=True):
             kept = tokens if rng.random() < 0.7 else tokens[:1]  # clients drop what they do not want to keep
