@@ -19,7 +19,8 @@ from forerun.core.radix import PrefixTree
 from forerun.core.recompute import RecomputeCost
 from forerun.core.segment import SegmentSizes
 from forerun.core.step import DropSegment, KvOperation, StepPlan, StepResult, StoreSegment
-from forerun.core.tiers import KvSegment, PrefixTiers, Tier
+from forerun.core.stored import KvSegment, Tier
+from forerun.core.tiers import PrefixTiers
 from forerun.core.value import retention
 
 EVERYTHING = 2**62

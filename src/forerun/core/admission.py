@@ -10,19 +10,16 @@ those behind it, so that it starts in bounded time; it is looked at again once s
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from forerun.core.cache_report import CONTEXT, CacheLookup, CacheReport, WhyNotMore
+from forerun.core.cache_report import CacheReports
 from forerun.core.config import SchedulerConfig
 from forerun.core.pool import PrefixMatch, Sequence, SequencePool
-from forerun.core.prompt import PromptLayout
 from forerun.core.running import RequestState, sequence_of
-from forerun.core.tiers import StoredPrefix
+from forerun.core.stored import StoredPrefix
 
-_REPORTS = 1024
-"""Requests of which it is remembered why no more was reused."""
 _MOST_FETCHES = 2
 """A request waits so often for the disk: what was fetched may have had to go again by the time it starts."""
 _MIN_SHARED_WAIT = 8
@@ -39,7 +36,7 @@ class Admission:
         self._waiting: deque[RequestState] = deque()
         self._blocked: RequestState | None = None
         """The request that did not fit when it was last looked at; nothing was given back since."""
-        self._reports: OrderedDict[str, CacheReport] = OrderedDict()
+        self.reports = CacheReports(config, pool)
 
     def append(self, state: RequestState) -> None:
         """A new request, behind all others."""
@@ -89,7 +86,7 @@ class Admission:
                 break
         self._waiting.extendleft(reversed(passed_over))
 
-    def _promise_outputs(self) -> None:
+    def promise_outputs(self) -> None:
         """Let lookups see what running requests have generated since they were last told."""
         for state in self._running.values():
             if state.promised < state.history.size:
@@ -99,7 +96,7 @@ class Admission:
     def _lookup(self, state: RequestState) -> PrefixMatch | None:
         if not self._config.reuse_prefixes:
             return None
-        self._promise_outputs()
+        self.promise_outputs()
         layout = state.layout(state.history.size)
         match = self._pool.find(layout, state.scope)
         if match is None:
@@ -170,95 +167,14 @@ class Admission:
         sequence = self._pool.acquire_matching(layout, state.scope, match=match) if match else self._pool.acquire()
         if sequence is None:
             return False
-        known = self._report(state, layout, sequence)
+        known = self.reports.started(state, layout, sequence) if self._config.reuse_prefixes else 0
         self._start(state, sequence, now)
-        if self._pool.tiers is not None and self._config.reuse_prefixes:
-            self._count_restored(state, sequence, match)
+        if self._pool.tiers is not None:
+            state.count_restored(sequence, match.stored if match else None, self._pool.tiers.rates)
             if not self._config.memory.is_dense:
                 state.choose_checkpoints(self._config.memory, known)
             self._pool.note_use(layout, state.scope, state.computed)
         return True
-
-    def _report(self, state: RequestState, layout: PromptLayout, sequence: Sequence) -> int:
-        """Remember why no more of a prompt was reused than was. Returns how much of it others had as well."""
-        if not self._config.reuse_prefixes:
-            return 0
-        cached = sequence.reused.logical_tokens
-        known, other_after = self._pool.known(layout, state.scope, CONTEXT)
-        if state.cached is not None:  # it was told when the request started first
-            return known
-        around = state.history.slice(max(known - CONTEXT, 0), min(known + CONTEXT, layout.logical_tokens))
-        lost_for = self._pool.lost_for(layout, state.scope, cached) if cached < known else None
-        self._reports[state.request.id] = CacheReport(
-            state.request.id,
-            layout.logical_tokens,
-            cached,
-            known,
-            self._why(layout, cached, known, lost_for),
-            tuple(around.tolist()),
-            other_after,
-            lost_for or "",
-        )
-        if len(self._reports) > _REPORTS:
-            self._reports.popitem(last=False)
-        return known
-
-    def _why(self, layout: PromptLayout, cached: int, known: int, lost_for: str | None) -> WhyNotMore:
-        if cached >= layout.logical_tokens - 1:
-            return WhyNotMore.NOTHING
-        if not known:
-            return WhyNotMore.UNKNOWN
-        if cached == known:
-            return WhyNotMore.DIFFERS
-        if lost_for is not None:
-            return WhyNotMore.EVICTED
-        shared = layout.boundary_at_or_before(known)
-        if not cached and shared is not None and not self._pool.is_worth_reusing(shared, layout):
-            return WhyNotMore.SMALL
-        return WhyNotMore.NOT_AT_HAND if self._config.memory.is_dense else WhyNotMore.NO_CHECKPOINT
-
-    def report(self, request_id: str) -> CacheReport | None:
-        """Why no more of a request's prompt was reused; None where it was not admitted, or too long ago."""
-        return self._reports.get(request_id)
-
-    def look_up(self, layout: PromptLayout, scope: str) -> CacheLookup:
-        """How much of a prompt would be reused now; changes nothing."""
-        self._promise_outputs()
-        match = self._pool.find(layout, scope) if self._config.reuse_prefixes else None
-        if match is None or not self._pool.is_worth_reusing(match.boundary, layout):
-            match = PrefixMatch()
-        tiers, held, host, disk = self._pool.tiers, match.resident.logical_tokens, 0, 0
-        if tiers is not None and match.stored.parts:
-            if self._config.memory.has_state:
-                held = 0
-            host, disk = tiers.split(match.stored, held)
-        return CacheLookup(layout.logical_tokens, held, host, disk, self._expected_ms(layout, held, host, disk))
-
-    def _expected_ms(self, layout: PromptLayout, held: int, host: int, disk: int) -> float | None:
-        rates = self._pool.tiers.rates if self._pool.tiers else None
-        if rates is None or rates.prefill_ms is None:
-            return None
-        computed = (layout.logical_tokens - held) * rates.prefill_ms
-        return computed - rates.saving(host, disk)
-
-    def _count_restored(self, state: RequestState, sequence: Sequence, match: PrefixMatch | None) -> None:
-        """Where the cached part of a prompt came from; once, as for `cached`."""
-        tiers = self._pool.tiers
-        if tiers is None or state.has_counted_cache:
-            return
-        state.has_counted_cache = True
-        held = sequence.restored_from
-        for part in match.stored.parts if match and held else ():
-            assert held is not None
-            tokens = max(part.stop.logical_tokens - max(part.start.logical_tokens, held.logical_tokens), 0)
-            if part.segment.was_fetched:
-                state.cached_disk += tokens
-            else:
-                state.cached_host += tokens
-        if tiers.rates.prefill_ms is not None:
-            resident = (state.cached or 0) - state.cached_host - state.cached_disk
-            saved = tiers.rates.saving(state.cached_host, state.cached_disk)
-            state.cached_ms = saved + resident * tiers.rates.prefill_ms
 
     def _fits(self, state: RequestState, match: PrefixMatch | None) -> bool:
         """Whether the request can be computed without pushing out those that run."""

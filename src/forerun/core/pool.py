@@ -21,7 +21,8 @@ from forerun.core.prefix import PromptCheckpoint, ReusablePrefix, leave_one_to_e
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition, Tokens
 from forerun.core.radix import Match, PrefixTree
 from forerun.core.step import ClearSequence, ForkSequence, KvOperation, TruncateSequence
-from forerun.core.tiers import KvSegment, PrefixTiers, StoredPrefix
+from forerun.core.stored import KvSegment, StoredPrefix
+from forerun.core.tiers import PrefixTiers
 
 DEFAULT_MIN_PREFIX_SIMILARITY = 0.1
 DEFAULT_MIN_PREFIX_TOKENS = 64

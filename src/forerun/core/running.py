@@ -18,11 +18,12 @@ from forerun.core.memory import MemoryKind
 from forerun.core.origins import Origins, of_block
 from forerun.core.pool import Sequence
 from forerun.core.prompt import PromptLayout, PromptSegment
+from forerun.core.rates import CopyRates
 from forerun.core.request import FinishReason, OutputDelta, Request, TokenLogprobs, Usage
 from forerun.core.sampling import SamplingContext
 from forerun.core.step import SequenceResult, Vocabulary
 from forerun.core.stopping import TextStream
-from forerun.core.tiers import StoredPrefix
+from forerun.core.stored import StoredPrefix
 from forerun.errors import ForerunError
 
 _FIRST_MESSAGES, _LAST_MESSAGES = 2, 4
@@ -158,6 +159,19 @@ class RequestState:
             wanted += [*ends[:_FIRST_MESSAGES], *ends[-_LAST_MESSAGES:], prompt.size - 1]
         legal = (at for at in wanted if self.computed < at <= prompt.size)
         self.checkpoints = {at for at in legal if self.request.prompt.boundary_at(at) is not None}
+
+    def count_restored(self, sequence: Sequence, stored: StoredPrefix | None, rates: CopyRates) -> None:
+        """Where the cached part of the prompt came from; once, as for `cached`."""
+        if self.has_counted_cache:
+            return
+        self.has_counted_cache = True
+        if stored is not None and sequence.restored_from is not None:
+            held = sequence.restored_from.logical_tokens
+            self.cached_disk = sum(part.tokens_beyond(held) for part in stored.parts if part.segment.was_fetched)
+            self.cached_host = sum(part.tokens_beyond(held) for part in stored.parts) - self.cached_disk
+        if rates.prefill_ms is not None:
+            resident = (self.cached or 0) - self.cached_host - self.cached_disk
+            self.cached_ms = rates.saving(self.cached_host, self.cached_disk) + resident * rates.prefill_ms
 
     def layout(self, tokens: int) -> PromptLayout:
         """The first `tokens` known logical tokens as a layout."""

@@ -44,9 +44,10 @@ from forerun.core.step import (
     Vocabulary,
     changed_sequence,
 )
+from forerun.core.stored import KvSegment, Tier
 from forerun.core.suffix import SuffixIndex
 from forerun.core.synthetic import RepeatingDrafter
-from forerun.core.tiers import KvSegment, PrefixTiers, Tier
+from forerun.core.tiers import PrefixTiers
 from forerun.core.turns import AdapterTurns
 from forerun.core.value import retention
 from forerun.errors import InvalidRequestError, StepFailedError
@@ -228,11 +229,12 @@ class Scheduler:
 
     def explain(self, request_id: str) -> CacheReport | None:
         """Why no more of a request's prompt was reused; None for one that is unknown or long ago."""
-        return self._admission.report(request_id)
+        return self._admission.reports.of(request_id)
 
     def look_up(self, prompt: PromptLayout, scope: str = "") -> CacheLookup:
         """How much of a prompt would be reused now, from where; changes nothing."""
-        return self._admission.look_up(prompt, scope)
+        self._admission.promise_outputs()
+        return self._admission.reports.look_up(prompt, scope)
 
     def pin(self, prompt: PromptLayout, scope: str, until: float) -> int:
         """Keep what is stored of a prompt in host memory until then; how many tokens were pinned."""

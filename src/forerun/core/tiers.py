@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forerun.core.adapters import is_tenant_s
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prompt import PromptBoundary, PromptLayout, SpeculativePosition
 from forerun.core.radix import Match, PrefixTree
 from forerun.core.rates import CopyRates
-from forerun.core.retention import Retention, RetentionRecord
+from forerun.core.retention import RetentionRecord
 from forerun.core.segment import (
     SEGMENT_TOKENS,
     SegmentHeader,
@@ -40,6 +40,7 @@ from forerun.core.step import (
     StepResult,
     StoreSegment,
 )
+from forerun.core.stored import KvSegment, Part, StoredPrefix, Tier
 
 _LOST_TOKENS = 2**18
 """Tokens of lost segments that are remembered, 4 bytes each."""
@@ -48,121 +49,6 @@ _FILE_OVERHEAD = 2048
 
 
 _NO_SIZES = SegmentSizes()
-
-
-class KvSegment:
-    """One stored run of KV: where it is, and what it goes on from."""
-
-    __slots__ = (
-        "children",
-        "disk",
-        "header",
-        "host",
-        "host_bytes",
-        "is_fetching",
-        "is_persisting",
-        "is_storing",
-        "lost_to",
-        "parent",
-        "was_fetched",
-    )
-
-    def __init__(self, header: SegmentHeader, parent: KvSegment | None) -> None:
-        self.header = header
-        self.parent = parent
-        self.children: set[KvSegment] = set()
-        self.host: RetentionRecord | None = None
-        """Its record in the host tier, while it is there or on its way there."""
-        self.disk: RetentionRecord | None = None
-        """The same of the disk tier."""
-        self.host_bytes = 0
-        """What it takes in the host tier, or took when it was there last."""
-        self.is_storing = False
-        """A copy of it to the host tier was planned, and is not known to have worked."""
-        self.is_fetching = False
-        """It is on its way from disk: nothing can be restored from it yet."""
-        self.is_persisting = False
-        """It is being written to disk."""
-        self.was_fetched = False
-        """It came back from disk, and was not used since."""
-        self.lost_to = ""
-        """The request that it had to make room for; "" where it was dropped for another reason."""
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is anywhere."""
-        return self.host is not None or self.disk is not None
-
-    @property
-    def is_lost(self) -> bool:
-        return not self.is_kept
-
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether it can be restored by the next operation."""
-        return self.host is not None and not self.is_fetching
-
-    def __repr__(self) -> str:
-        where = "host " * (self.host is not None) + "disk " * (self.disk is not None)
-        start, stop = self.header.start.logical_tokens, self.header.stop.logical_tokens
-        return f"KvSegment([{start}, {stop}) {where or 'lost '}{self.header.key[:8]})"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a prompt uses of a segment."""
-
-    segment: KvSegment
-    start: PromptBoundary
-    stop: PromptBoundary
-
-    @property
-    def whole_from(self) -> int:
-        """The same of this part; 0 where nothing of it is missing."""
-        missing_before = self.segment.header.whole_from
-        return min(missing_before, self.stop.native_position) if missing_before > self.start.native_position else 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPrefix:
-    """A prefix of a prompt that stored segments hold, first part first."""
-
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def boundary(self) -> PromptBoundary:
-        return self.parts[-1].stop if self.parts else PromptBoundary.START
-
-    @property
-    def whole_from(self) -> int:
-        """First native position from which a sliding window's cells are all there, once it is restored."""
-        return max((part.whole_from for part in self.parts), default=0)
-
-    @property
-    def missing(self) -> list[KvSegment]:
-        """Segments that have to be fetched, or are on their way."""
-        return [part.segment for part in self.parts if not part.segment.is_at_hand]
-
-
-class Tier:
-    """Segments in one place, within a hard budget of bytes."""
-
-    def __init__(self, capacity: int, retention: Retention) -> None:
-        self.capacity = capacity
-        self.used = 0
-        self.retention = retention
-
-    def insert(self, record: RetentionRecord, now: float) -> None:
-        self.used += record.nbytes
-        self.retention.inserted(record, now)
-
-    def remove(self, record: RetentionRecord, now: float) -> None:
-        self.used -= record.nbytes
-        self.retention.removed(record, now)
-
-    def resize(self, record: RetentionRecord, nbytes: int) -> None:
-        self.used += nbytes - record.nbytes
-        record.nbytes = nbytes
 
 
 class PrefixTiers:
@@ -274,7 +160,7 @@ class PrefixTiers:
         """How many tokens beyond the `held` ones are in host memory, and how many on disk alone."""
         at_hand = fetched = 0
         for part in stored.parts:
-            tokens = max(part.stop.logical_tokens - max(part.start.logical_tokens, held), 0)
+            tokens = part.tokens_beyond(held)
             if part.segment.host is None:
                 fetched += tokens
             else:
@@ -628,7 +514,7 @@ class PrefixTiers:
                 pinned += segment.host_bytes
                 self.host.retention.hold(segment.host)
             self._pins[segment] = max(until, self._pins.get(segment, until))
-            tokens += part.stop.logical_tokens - part.start.logical_tokens
+            tokens += part.tokens_beyond(0)
         return tokens
 
     def unpin_expired(self) -> None:
