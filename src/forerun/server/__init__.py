@@ -1,0 +1,1 @@
+"""The HTTP front end: any OpenAI or Anthropic client, unchanged."""
