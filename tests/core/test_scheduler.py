@@ -350,6 +350,7 @@ def test_a_stop_inside_an_accepted_block_ends_the_answer_there(offset: int) -> N
     harness.assert_all_right()
     assert harness.answer("r").text == expected[:position]
     assert harness.answer("r").finish_reason is FinishReason.STOP
+    assert [delta.stop_string for delta in harness.deltas["r"]][-2:] == [None, stop]
     (prefix,) = harness.scheduler.pool.idle.values()
     assert prefix.layout.text_tokens.tolist() == [*prompt, *harness.tokens("r")][: prefix.layout.logical_tokens]
 

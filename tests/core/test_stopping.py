@@ -126,3 +126,11 @@ def test_nothing_is_shown_after_a_stop() -> None:
 def test_a_stop_may_begin_with_itself() -> None:
     assert "".join(shown([b"aab"], ("aab",))[0]) == ""
     assert "".join(shown([b"a"] * 2 + [b"aab!"], ("aab",))[0]) == "aa"
+
+
+def test_a_stream_says_which_stop_string_ended_it() -> None:
+    stream = TextStream(("BC", "C", "X"))
+    assert stream.push(b"AB") == "A"
+    assert stream.stopped_by is None
+    assert stream.push(b"CX") == ""
+    assert stream.stopped_by == "BC"

@@ -264,6 +264,8 @@ class OutputDelta:
     """Where `tokens` came from."""
     is_synthetic: bool = False
     """Drafts were accepted by a random number (synthetic acceptance): figures may be right, the text is not."""
+    stop_string: str | None = None
+    """Which of the request's stop strings ended it."""
 
 
 class ForcedTokens(Protocol):

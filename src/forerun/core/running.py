@@ -230,7 +230,18 @@ class RequestState:
         origins: Origins = (),
     ) -> OutputDelta:
         usage = None if finish is None else self.usage(now)
-        return OutputDelta(self.request.id, text, tokens, logprobs, finish, usage, error, origins, self.is_synthetic)
+        return OutputDelta(
+            self.request.id,
+            text,
+            tokens,
+            logprobs,
+            finish,
+            usage,
+            error,
+            origins,
+            self.is_synthetic,
+            stop_string=self.text.stopped_by,
+        )
 
     def usage(self, now: float) -> Usage:
         arrival = self.request.arrival

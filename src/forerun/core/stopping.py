@@ -16,14 +16,19 @@ class TextStream:
     string that is completed first ends the text before it; of two completed by one character the longer one.
     """
 
-    __slots__ = ("_decoder", "_held", "_stops", "stopped")
+    __slots__ = ("_decoder", "_held", "_stops", "stopped_by")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._stops = stops
         self._held = ""
-        self.stopped = False
-        """A stop string was completed: nothing more will be shown."""
+        self.stopped_by: str | None = None
+        """The stop string that was completed: nothing more will be shown."""
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was completed."""
+        return self.stopped_by is not None
 
     def push(self, piece: bytes) -> str:
         """Add a token's bytes; returns the text that can now be shown."""
@@ -40,11 +45,11 @@ class TextStream:
         return text
 
     def _cut_at_stop(self, text: str) -> str:
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
+            _, at, self.stopped_by = min(found)
             self._held = ""
-            return text[: min(found)[1]]
+            return text[:at]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -35,6 +35,8 @@ class Output:
     """Why the request failed, with finish reason ERROR."""
     is_synthetic: bool = False
     """The engine accepts drafts by a random number (synthetic acceptance): the text is no answer."""
+    stop_string: str | None = None
+    """Which of the request's stop strings ended it; None where something else did."""
 
 
 def refusal(index: int, request_id: str, error: ForerunError) -> Output:
@@ -104,4 +106,5 @@ def _joined(index: int, deltas: Sequence[OutputDelta]) -> Output:
         usage=last.usage,
         error=last.error,
         is_synthetic=last.is_synthetic,
+        stop_string=last.stop_string,
     )

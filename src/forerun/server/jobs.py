@@ -99,6 +99,8 @@ class ChoiceEvent:
     token_ids: tuple[int, ...] = ()
     logprobs: Sequence[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    """With finish_reason STOP: which of `params.stop` ended the answer."""
     has_called: bool = False
     """With finish_reason STOP: the answer ended with whole tool calls."""
     usage: Usage | None = None
