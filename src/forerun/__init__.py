@@ -7,8 +7,8 @@ from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, Reusabl
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
 from forerun.core.request import FinishReason, ForcedTokens, SamplingParams, TokenLogprobs, Usage
 from forerun.core.step import Drafter, DraftRequest, Proposal
+from forerun.engine.health import EngineHealth, EngineState
 from forerun.engine.output import Output
-from forerun.engine.worker import EngineHealth
 from forerun.engine_config import EngineConfig
 from forerun.errors import (
     EngineClosedError,
@@ -38,6 +38,7 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "EngineHealth",
+    "EngineState",
     "FinishReason",
     "ForcedTokens",
     "ForerunError",

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 from forerun.core.request import OutputDelta
 from forerun.core.scheduler import SchedulerStats
 from forerun.engine.cache_calls import AsyncioCache
-from forerun.engine.front_end import FrontEnd
+from forerun.engine.front_end import FrontEnd, FrontEndParts
 from forerun.engine.intake import Batch, Conversations, Params, Prompts
 from forerun.engine.output import Output, OutputAssembly
 from forerun.engine.parts import EngineParts
+from forerun.engine.questions import Stats
 from forerun.errors import EngineClosedError
 
 
@@ -68,7 +69,7 @@ class AsyncioEngine(FrontEnd):
     Not tied to one event loop. A call begins when its iterator is first awaited.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts | FrontEndParts) -> None:
         super().__init__(parts)
         self._sinks: WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopSink] = WeakKeyDictionary()
 
@@ -112,7 +113,7 @@ class AsyncioEngine(FrontEnd):
 
     async def stats(self) -> SchedulerStats:
         """Counts of requests, sequences and cells, taken between two steps."""
-        return await asyncio.wrap_future(self._worker.stats())
+        return await asyncio.wrap_future(self._worker.ask(Stats()))
 
     async def close(self) -> None:
         """End open requests with EngineClosedError, free the model. Safe to call again."""

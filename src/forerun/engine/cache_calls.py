@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from forerun.core.adapters import adapter_set, scope_of
+from forerun.core.adapters import adapter_set
 from forerun.core.cache_report import CacheLookup, CacheReport
+from forerun.core.prompt import PromptLayout
 from forerun.core.request import SamplingParams, Usage
-from forerun.core.scheduler import Scheduler
 from forerun.engine.intake import Intake, Prompt
+from forerun.engine.questions import ClearCache, Explain, LookUp, Pin, Question
 from forerun.engine.tokenizer import Tokenizer
-from forerun.engine.worker import EngineWorker
+from forerun.engine.worker import Worker
 from forerun.errors import InvalidRequestError
 
 _T = TypeVar("_T")
@@ -53,30 +54,18 @@ class Questions:
         self._clock = clock
         self._tokenizer = tokenizer
 
-    def lookup(
-        self, prompt: Prompt, tenant: str, adapters: Adapters, *, raw: bool
-    ) -> Callable[[Scheduler], CacheLookup]:
+    def lookup(self, prompt: Prompt, tenant: str, adapters: Adapters, *, raw: bool) -> LookUp:
         wanted = adapter_set(adapters)
-        layout = self._intake.raw_layout(prompt) if raw else self._intake.layout(prompt)
-        return lambda scheduler: scheduler.look_up(layout, scheduler.scope_of(tenant, wanted))
+        return LookUp(self._layout(prompt, raw=raw), tenant, wanted)
 
-    def pin(
-        self, prompt: Prompt, seconds: float, tenant: str, adapters: Adapters, *, raw: bool
-    ) -> Callable[[Scheduler], int]:
+    def pin(self, prompt: Prompt, seconds: float, tenant: str, adapters: Adapters, *, raw: bool) -> Pin:
         wanted = adapter_set(adapters)
         if isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_PIN:
             raise InvalidRequestError("seconds", f"must lie between 0 and {_LONGEST_PIN:g}, got {seconds!r}")
-        layout = self._intake.raw_layout(prompt) if raw else self._intake.layout(prompt)
-        until = self._clock() + seconds
-        return lambda scheduler: scheduler.pin(layout, scheduler.scope_of(tenant, wanted), until)
+        return Pin(self._layout(prompt, raw=raw), self._clock() + seconds, tenant, wanted)
 
-    @staticmethod
-    def clear(tenant: str | None) -> Callable[[Scheduler], int]:
-        return lambda scheduler: scheduler.clear_cache(None if tenant is None else scope_of(tenant))
-
-    @staticmethod
-    def explain(request_id: str) -> Callable[[Scheduler], CacheReport | None]:
-        return lambda scheduler: scheduler.explain(request_id)
+    def _layout(self, prompt: Prompt, *, raw: bool) -> PromptLayout:
+        return self._intake.raw_layout(prompt) if raw else self._intake.layout(prompt)
 
     def explained(self, report: CacheReport | None) -> CacheExplanation | None:
         if report is None:
@@ -88,7 +77,7 @@ class Questions:
 class Cache:
     """The prefix cache of a blocking engine: `engine.cache.lookup(...)`. Any thread."""
 
-    def __init__(self, worker: EngineWorker, questions: Questions, generate: Callable[..., Any]) -> None:
+    def __init__(self, worker: Worker, questions: Questions, generate: Callable[..., Any]) -> None:
         self._worker = worker
         self._questions = questions
         self._generate = generate
@@ -114,23 +103,23 @@ class Cache:
 
     def explain(self, request_id: str) -> CacheExplanation | None:
         """Why no more of a request's prompt was reused; None for one that is unknown or long ago."""
-        return self._questions.explained(self._ask(self._questions.explain(request_id)))
+        return self._questions.explained(self._ask(Explain(request_id)))
 
     def clear(self, *, tenant: str | None = None) -> int:
         """Forget cached prefixes, of all or of one tenant (with whatever adapters), in memory and on disk.
 
         Returns how many pieces were dropped.
         """
-        return self._ask(self._questions.clear(tenant))
+        return self._ask(ClearCache(tenant))
 
-    def _ask(self, question: Callable[[Scheduler], _T]) -> _T:
+    def _ask(self, question: Question[_T]) -> _T:
         return self._worker.ask(question).result()
 
 
 class AsyncioCache:
     """As `Cache`, for tasks: `await engine.cache.lookup(...)`."""
 
-    def __init__(self, worker: EngineWorker, questions: Questions, generate: Callable[..., Any]) -> None:
+    def __init__(self, worker: Worker, questions: Questions, generate: Callable[..., Any]) -> None:
         self._worker = worker
         self._questions = questions
         self._generate = generate
@@ -153,10 +142,10 @@ class AsyncioCache:
         return await self._ask(asked)
 
     async def explain(self, request_id: str) -> CacheExplanation | None:
-        return self._questions.explained(await self._ask(self._questions.explain(request_id)))
+        return self._questions.explained(await self._ask(Explain(request_id)))
 
     async def clear(self, *, tenant: str | None = None) -> int:
-        return await self._ask(self._questions.clear(tenant))
+        return await self._ask(ClearCache(tenant))
 
-    async def _ask(self, question: Callable[[Scheduler], _T]) -> _T:
+    async def _ask(self, question: Question[_T]) -> _T:
         return await asyncio.wrap_future(self._worker.ask(question))

@@ -12,6 +12,7 @@ from forerun.engine.cache_calls import Cache
 from forerun.engine.front_end import FrontEnd
 from forerun.engine.intake import Batch, Conversations, Params, Prompts
 from forerun.engine.output import Output, OutputAssembly
+from forerun.engine.questions import Stats
 from forerun.engine.worker import QueueSink
 
 
@@ -53,7 +54,7 @@ class BlockingEngine(FrontEnd):
 
     def stats(self) -> SchedulerStats:
         """Counts of requests, sequences and cells, taken between two steps."""
-        return self._worker.stats().result()
+        return self._worker.ask(Stats()).result()
 
     def close(self) -> None:
         """End open requests with EngineClosedError, free the model. Safe to call again."""

@@ -1,36 +1,71 @@
-"""What the sync and the async engine share: the worker, the tokenizer, the intake, and how they end."""
+"""What the sync and the async engine share: the worker, the tokenizer, the intake, and how they end.
+
+Nothing here knows whether the worker is a thread or a process.
+"""
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from forerun.core.prompt import PromptLayout
 from forerun.engine.cache_calls import Questions
+from forerun.engine.health import EngineHealth
 from forerun.engine.intake import Conversation, Intake
 from forerun.engine.loop import EngineLoop
-from forerun.engine.parts import EngineParts
+from forerun.engine.parts import ChatRenderer, EngineParts
 from forerun.engine.tokenizer import Tokenizer
-from forerun.engine.worker import EngineHealth, EngineWorker
+from forerun.engine.worker import EngineWorker, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEndParts:
+    """What a front end is made of, wherever its engine runs."""
+
+    worker: Worker
+    tokenizer: Tokenizer
+    chat_template: ChatRenderer | None = None
+    model_name: str = "model"
+    n_ctx: int
+    """KV cells of the target: no prompt and its answer can be longer."""
+    clock: Callable[[], float] = time.monotonic
+    """The engine's."""
+
+
+def on_a_thread(parts: EngineParts) -> FrontEndParts:
+    """Start an engine on a thread of this process."""
+    tokenizer = Tokenizer(parts.vocabulary)
+
+    def dispose(reason: str) -> None:
+        tokenizer.retire(reason)
+        parts.dispose()
+
+    loop = EngineLoop(parts.scheduler, parts.runner, parts.clock)
+    return FrontEndParts(
+        worker=EngineWorker(loop, dispose, interrupt=parts.interrupt, checks_integrity=parts.checks_integrity),
+        tokenizer=tokenizer,
+        chat_template=parts.chat_template,
+        model_name=parts.model_name,
+        n_ctx=parts.n_ctx,
+        clock=parts.clock,
+    )
 
 
 class FrontEnd:
-    """Owns an engine thread. Everything here may be called from any thread."""
+    """Owns an engine, on a thread or in a process. Everything here may be called from any thread."""
 
-    def __init__(self, parts: EngineParts) -> None:
-        self.model_name = parts.model_name
-        self.n_ctx = parts.n_ctx
-        self.has_chat_template = parts.chat_template is not None
-        self.tokenizer = tokenizer = Tokenizer(parts.vocabulary)
-
-        def dispose(reason: str) -> None:
-            tokenizer.retire(reason)
-            parts.dispose()
-
-        loop = EngineLoop(parts.scheduler, parts.runner, parts.clock)
-        self._worker = EngineWorker(loop, dispose, interrupt=parts.interrupt, checks_integrity=parts.checks_integrity)
-        self._intake = Intake(tokenizer, parts.chat_template, parts.clock)
-        self._questions = Questions(self._intake, parts.clock, tokenizer)
+    def __init__(self, parts: EngineParts | FrontEndParts) -> None:
+        """`EngineParts` are started on a thread of this process."""
+        given = on_a_thread(parts) if isinstance(parts, EngineParts) else parts
+        self.model_name = given.model_name
+        self.n_ctx = given.n_ctx
+        self.has_chat_template = given.chat_template is not None
+        self.tokenizer = given.tokenizer
+        self._worker = given.worker
+        self._intake = Intake(given.tokenizer, given.chat_template, given.clock)
+        self._questions = Questions(self._intake, given.clock, given.tokenizer)
         # Closes the engine when it is dropped or Python exits: its thread must not run native code then.
         self._closes_when_dropped = weakref.finalize(self, self._worker.close)
 

@@ -17,8 +17,10 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from forerun.core.request import FinishReason, OutputDelta, Request
-from forerun.core.scheduler import Scheduler, SchedulerStats
+from forerun.core.scheduler import Scheduler
+from forerun.engine.health import READY, EngineHealth, EngineState
 from forerun.engine.loop import EngineLoop
+from forerun.engine.questions import Question
 from forerun.errors import EngineClosedError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -69,9 +71,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Something to be asked of the scheduler, or done to it, between two steps."""
-
-    question: Callable[[Scheduler], Any]
+    question: Question[Any]
     answer: Future[Any]
 
 
@@ -83,12 +83,29 @@ class Close:
 Command: TypeAlias = Submit | Abort | Ask | Close
 
 
-@dataclass(frozen=True, slots=True)
-class EngineHealth:
-    """Whether the engine takes requests; if not, why."""
+class Worker(Protocol):
+    """An engine at work, on a thread of this process or in a process of its own. Any thread may call."""
 
-    is_alive: bool
-    reason: str | None = None
+    @property
+    def health(self) -> EngineHealth: ...
+
+    def submit(self, requests: Iterable[Request], sink: Sink) -> None:
+        """Queue requests; deltas and refusals go to `sink`. Raises EngineClosedError once the engine has ended, and
+        EngineUnavailableError where it comes back and too many wait for that already."""
+        ...
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone. Never
+        waits, and may be called wherever the garbage collector happens to run."""
+        ...
+
+    def ask(self, question: Question[T]) -> Future[T]:
+        """What the scheduler answers between two steps. Raises as `submit` does."""
+        ...
+
+    def close(self) -> None:
+        """End open requests with EngineClosedError, free everything, wait for that. Safe to call again."""
+        ...
 
 
 class EngineWorker:
@@ -122,7 +139,9 @@ class EngineWorker:
 
     @property
     def health(self) -> EngineHealth:
-        return EngineHealth(self._ended is None, self._ended)
+        if self._ended is None:
+            return READY
+        return EngineHealth(EngineState.CLOSED if self._ended == _CLOSED else EngineState.FAILED, self._ended)
 
     def submit(self, requests: Iterable[Request], sink: Sink) -> None:
         """Queue requests; deltas and refusals go to `sink`. Raises EngineClosedError once the engine has ended."""
@@ -132,15 +151,11 @@ class EngineWorker:
         """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone."""
         self._commands.put(Abort(tuple(request_ids)))
 
-    def ask(self, question: Callable[[Scheduler], T]) -> Future[T]:
+    def ask(self, question: Question[T]) -> Future[T]:
         """What the scheduler answers between two steps. Raises EngineClosedError once the engine has ended."""
         answer: Future[T] = Future()
         self._send(Ask(question, answer))
         return answer
-
-    def stats(self) -> Future[SchedulerStats]:
-        """The scheduler's counts as they are between two steps. Raises EngineClosedError once the engine has ended."""
-        return self.ask(lambda scheduler: scheduler.stats)
 
     def close(self) -> None:
         """End open requests with EngineClosedError, free everything, join the thread. Safe to call again."""
@@ -267,6 +282,6 @@ class EngineWorker:
 
 def _answer(asked: Ask, scheduler: Scheduler) -> None:
     try:
-        asked.answer.set_result(asked.question(scheduler))
+        asked.answer.set_result(asked.question.answer(scheduler))
     except Exception as error:  # noqa: BLE001 (the question is the caller's, and so is what it raises)
         asked.answer.set_exception(error)
