@@ -18,6 +18,22 @@ class InvalidRequestError(ForerunError):
         self.field = field
 
 
+class ContextExceededError(InvalidRequestError):
+    """A prompt has more tokens than the context holds; the message carries both counts."""
+
+
+class OverloadedError(ForerunError):
+    """Too many requests are open already. `retry_after`: seconds after which there should be room."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestTimeoutError(ForerunError):
+    """An answer was not finished within the time that the request, or the server, allows."""
+
+
 class InvalidConfigError(ForerunError):
     """An engine cannot be configured like that. `field` names the option."""
 

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from forerun.core.request import OutputDelta
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Runner
-from forerun.engine.telemetry import CountedRunner, Telemetry
 
 
 class EngineLoop:
-    """Joins a scheduler, a runner and a clock. Whoever steps it, on one thread, owns all three, and what is counted."""
+    """Joins a scheduler, a runner and a clock. Whoever steps it, on one thread, owns all three."""
 
-    __slots__ = ("clock", "runner", "scheduler", "telemetry")
+    __slots__ = ("clock", "runner", "scheduler")
 
     def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float]) -> None:
         self.scheduler = scheduler
-        self.telemetry = Telemetry(scheduler.config.draft_name)
-        self.runner = CountedRunner(runner, self.telemetry)
+        self.runner = runner
         self.clock = clock
 
     def step(self) -> list[OutputDelta]:

@@ -104,6 +104,8 @@ class ChoiceEvent:
     has_called: bool = False
     """With finish_reason STOP: the answer ended with whole tool calls."""
     usage: Usage | None = None
+    reasoning_tokens: int = 0
+    """Output tokens of the choice so far that were reasoning."""
     progress: Progress | None = None
 
 

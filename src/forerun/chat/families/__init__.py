@@ -1,1 +1,0 @@
-"""The ways in which families of models write reasoning and tool calls, one a module."""

@@ -1,0 +1,140 @@
+"""From a chat request as it came over the wire to the job it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from forerun.chat.formats import Tool
+from forerun.core.grammar import Grammar, GrammarKind
+from forerun.errors import InvalidRequestError
+from forerun.server.jobs import ChatJob, Message, Pin, ToolChoice
+from forerun.server.wire.chat import AllowedToolsChoice, ChatMessage, ChatRequest, NamedTool, ResponseFormat
+from forerun.server.wire.common import grammar_of, json_schema_grammar
+
+_ANY_OBJECT: Final = '{"type": "object"}'
+_TIERS: Final = {"flex": -10, "priority": 10, "fast": 10}
+"""What a service tier adds to the priority."""
+_HALF_HOUR, _DAY = 1800.0, 86_400.0
+
+
+def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
+    """Raises InvalidRequestError, naming the field."""
+    body.check_stream()
+    tools = [
+        Tool(
+            one.function.name, one.function.description or "", one.function.parameters, strict=bool(one.function.strict)
+        )
+        for one in body.tools or ()
+    ]
+    grammar = _grammar(body)
+    return ChatJob(
+        messages=[template_message(message) for message in body.messages],
+        params=body.sampling(max_tokens=_max_tokens(body), logprobs=_logprobs(body)),
+        n=body.n or 1,
+        tools=tools,
+        tool_choice=_tool_choice(body, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        grammar=grammar,
+        template_kwargs=_template_kwargs(body),
+        tenant=tenant,
+        cache_prompt=body.cache_prompt is not False,
+        priority=(body.priority or 0) + _TIERS.get(body.service_tier or "", 0),
+        timeout=body.timeout,
+        pins=_pins(body),
+        wants_progress=body.wants_progress,
+    )
+
+
+def template_message(message: ChatMessage) -> Message:
+    """A message as chat templates expect it: its parts joined, no content as empty content."""
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text or part.refusal or "" for part in content)
+    given: dict[str, Any] = {"role": message.role, "content": content or message.refusal or ""}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            given[name] = value
+    if message.tool_calls:
+        given["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    return given
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of the two")
+    return new if old is None else old
+
+
+def _logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequestError("top_logprobs", "needs logprobs; set it to true")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _grammar(body: ChatRequest) -> Grammar | None:
+    wanted = None if body.response_format is None else response_grammar(body.response_format)
+    given = grammar_of(body.grammar)
+    if wanted is not None and given is not None:
+        raise InvalidRequestError(
+            "grammar", "response_format says already what the answer looks like; give one of them"
+        )
+    return given or wanted
+
+
+def response_grammar(given: ResponseFormat) -> Grammar | None:
+    """What a response_format makes of the answer. Raises InvalidRequestError."""
+    if given.type == "text":
+        return None
+    if given.type == "json_object":
+        if given.schema_ is not None:
+            return json_schema_grammar(given.schema_, "response_format.schema")
+        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT)
+    if given.json_schema is None:
+        raise InvalidRequestError("response_format.json_schema", "is required for the type json_schema")
+    schema = given.json_schema.schema_
+    if schema is None:
+        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT)
+    return json_schema_grammar(schema, "response_format.json_schema.schema")
+
+
+def _tool_choice(body: ChatRequest, tools: Sequence[Tool]) -> ToolChoice:
+    names = [tool.name for tool in tools]
+    if twice := next((name for index, name in enumerate(names) if name in names[:index]), None):
+        raise InvalidRequestError("tools", f"there are two tools named {twice!r}")
+    choice = body.tool_choice
+    if choice is None:
+        return ToolChoice()
+    if isinstance(choice, NamedTool):
+        return ToolChoice("required", _known((choice.function.name,), names))
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        return ToolChoice(choice.allowed_tools.mode, _known(allowed, names))
+    if choice == "required" and not tools:
+        raise InvalidRequestError("tool_choice", "requires a call, but there are no tools to call")
+    return ToolChoice(choice)
+
+
+def _known(wanted: tuple[str, ...], names: Sequence[str]) -> tuple[str, ...]:
+    if not wanted:
+        raise InvalidRequestError("tool_choice", "allows no tool; send 'none' for that")
+    if missing := next((name for name in wanted if name not in names), None):
+        raise InvalidRequestError("tool_choice", f"names {missing!r}, which is not among the tools")
+    return wanted
+
+
+def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
+    given = dict(body.chat_template_kwargs or {})
+    if body.verbosity is not None:
+        given["verbosity"] = body.verbosity
+    if body.reasoning_effort is not None:
+        given["reasoning_effort"] = body.reasoning_effort
+    return given
+
+
+def _pins(body: ChatRequest) -> list[Pin]:
+    seconds = _DAY if body.prompt_cache_retention == "24h" else 0.0
+    if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
+        seconds = max(seconds, _HALF_HOUR)
+    return [Pin(len(body.messages), seconds)] if seconds else []

@@ -1,0 +1,132 @@
+"""Who may call, from where, and with how much: plain ASGI around everything else, so that no route is forgotten."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forerun.server.problems import Problem, ProblemError, problem_response
+
+_OPEN_PATH: Final = "/health"
+_OPEN_METHODS: Final = frozenset({"GET", "HEAD"})
+_TENANT_DIGITS: Final = 16
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class ApiKeys:
+    """Which keys are right; holds their digests alone, and compares with all of them in constant time."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = tuple(_digest(key) for key in sorted(keys))
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def __repr__(self) -> str:
+        return f"ApiKeys({len(self._digests)})"
+
+    def tenant_of(self, key: str) -> str | None:
+        """Whose key it is: a name for what is kept apart by; None where it is nobody's."""
+        given = _digest(key)
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]  # all, whichever is right
+        return f"key-{given.hex()[:_TENANT_DIGITS]}" if any(found) else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(b"forerun-api-key\0" + key.encode("utf-8", "surrogateescape")).digest()
+
+
+def key_of(headers: Headers) -> str | None:
+    """The key a client sends: OpenAI's clients as a bearer token, Anthropic's as x-api-key."""
+    scheme, space, token = headers.get("authorization", "").partition(" ")
+    if space and scheme.lower() == "bearer":
+        return token
+    return headers.get("x-api-key") if "authorization" not in headers else None
+
+
+class KeyCheck:
+    """Lets nobody in without a key, whatever the path, the method or the spelling; /health alone is open."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or not self._keys:
+            await self._app(scope, receive, send)
+            return
+        is_open = scope["path"] == _OPEN_PATH and scope.get("method") in _OPEN_METHODS
+        key = key_of(Headers(scope=scope))
+        tenant = None if key is None else self._keys.tenant_of(key)
+        if tenant is None and not is_open:
+            how = "send it as 'Authorization: Bearer KEY'"
+            said = f"an API key is needed: {how}" if key is None else "this API key is not right"
+            problem = Problem(status=401, message=said, kind="authentication_error", code="invalid_api_key")
+            response = problem_response(problem, scope["path"], {"www-authenticate": "Bearer", "connection": "close"})
+            await response(scope, receive, send)
+            return
+        scope.setdefault("state", {})["tenant"] = tenant or ""
+        await self._app(scope, receive, send)
+
+
+class HostCheck:
+    """Answers requests for this machine alone, by whatever of its names.
+
+    Against DNS rebinding: a web page may have its own name point to 127.0.0.1 and then call from the user's browser
+    as if the server were its own. Its requests carry that name as Host (docs/decisions: "Which hosts are answered").
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app = app
+        self._names = _LOCAL_NAMES | {name.lower() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = "" if scope["type"] == "lifespan" else _host_name(Headers(scope=scope).get("host", ""))
+        if scope["type"] == "lifespan" or host in self._names or not host:
+            await self._app(scope, receive, send)
+            return
+        said = "this server answers for localhost only; start it with an API key to be called by other names"
+        response = problem_response(Problem(status=403, message=said, code="wrong_host"), scope["path"])
+        await response(scope, receive, send)
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+class BodyLimit:
+    """Refuses bodies beyond a size: at once where the length is told, else as soon as it is passed."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        said = f"the body has more than the {max_bytes} bytes this server reads"
+        self._problem = Problem(status=413, message=said, code="body_too_large")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_bytes:
+            response = problem_response(self._problem, scope["path"], {"connection": "close"})
+            await response(scope, receive, send)
+            return
+        read = 0
+
+        async def limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._max_bytes:
+                raise ProblemError(self._problem)
+            return message
+
+        await self._app(scope, limited, send)

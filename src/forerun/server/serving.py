@@ -1,0 +1,123 @@
+"""What a running server answers with, and why not yet while it loads."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from starlette.requests import Request
+
+from forerun.engine.async_engine import AsyncioEngine
+from forerun.errors import InvalidRequestError, OverloadedError
+from forerun.server.jobs import ChatService
+from forerun.server.problems import Problem, ProblemError
+from forerun.server.settings import ServerSettings
+
+_LOADING_AGAIN: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model under the names by which requests may call it."""
+
+    id: str
+    """What /v1/models and answers call it."""
+    file_name: str
+    aliases: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        stem = self.file_name.removesuffix(".gguf")
+        return tuple(dict.fromkeys((self.id, *self.aliases, self.file_name, stem)))
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A loaded engine and what stands in front of it."""
+
+    engine: AsyncioEngine
+    service: ChatService
+    model: ServedModel
+
+    def require_model(self, name: str) -> None:
+        """Raise ProblemError (404) for a model that is not the one loaded."""
+        if name not in self.model.names:
+            known = ", ".join(map(repr, self.model.names))
+            said = f"the model {name[:200]!r} is not loaded; this server has {known}"
+            raise ProblemError(Problem(status=404, message=said, param="model", code="model_not_found"))
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Backend:
+    """Where the server stands: loading, ready or failed. Used on the event loop; progress may come from any thread."""
+
+    def __init__(self, settings: ServerSettings, serving: Serving | None = None) -> None:
+        self.settings = settings
+        self._serving = serving
+        self.failure: str | None = None
+        self.progress: tuple[str, float] = ("", 0.0)
+        """What is being loaded, and the share that is."""
+        self.is_stopping = False
+
+    def loading(self, what: str, share: float) -> None:
+        self.progress = (what, share)
+
+    def opened(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def failed(self, reason: str) -> None:
+        self.failure = reason
+
+    @property
+    def phase(self) -> Phase:
+        if self.failure is not None:
+            return Phase.FAILED
+        return Phase.LOADING if self._serving is None else Phase.READY
+
+    @property
+    def serving(self) -> Serving | None:
+        return self._serving
+
+    def require(self) -> Serving:
+        """Raises OverloadedError while the model loads or the server stops, ProblemError where loading failed."""
+        if self.is_stopping:
+            raise OverloadedError("the server is being stopped", self.settings.shutdown_timeout)
+        if self.failure is not None:
+            said = f"the model could not be loaded: {self.failure}"
+            raise ProblemError(Problem(status=503, message=said, kind="server_error", code="failed"))
+        if self._serving is None:
+            what, share = self.progress
+            raise OverloadedError(f"the model is still loading ({what} {share:.0%})", _LOADING_AGAIN)
+        return self._serving
+
+    def __repr__(self) -> str:
+        return f"Backend({self.phase}{', stopping' if self.is_stopping else ''})"
+
+
+def backend_of(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    return backend
+
+
+def serving_of(request: Request) -> Serving:
+    """What answers this request. Raises while there is nothing yet."""
+    return backend_of(request).require()
+
+
+def tenant_of(request: Request, salt: str | None = None) -> str:
+    """Whose prefixes a request may reuse: its key's, and among them those of the same `cache_salt`.
+
+    Anthropic's and OpenAI's fields for users do not separate: they say who asks, not who may see what.
+    """
+    key: str = getattr(request.state, "tenant", "")
+    if salt is not None and "\0" in salt:
+        raise InvalidRequestError("cache_salt", "holds a character of no text (NUL)")
+    return f"{key}\0{salt}" if salt else key

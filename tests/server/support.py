@@ -1,0 +1,170 @@
+"""A server on the fake engine: in this process, or listening on a port; and answers that a test writes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+
+from forerun.core.config import SchedulerConfig
+from forerun.core.sampling import SamplingContext
+from forerun.core.scheduler import Scheduler
+from forerun.core.verification import Verified, verify
+from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine.parts import EngineParts
+from forerun.server.app import create_app
+from forerun.server.seats import Seats
+from forerun.server.service import EngineService
+from forerun.server.serving import Backend, ServedModel, Serving
+from forerun.server.settings import ServerSettings
+from forerun.testing.served import IM_END, PacedRunner, served_parts
+
+MODEL = "fake"
+Answer = Callable[[str], str]
+"""What the model says to a prompt (as text, control tokens left out)."""
+
+
+class ScriptedRunner(PacedRunner):
+    """A model that says what the test tells it to."""
+
+    def __init__(self, n_ctx: int, answer: Answer, seconds_per_step: float = 0.0) -> None:
+        super().__init__(n_ctx, seconds_per_step)
+        self._answer = answer
+        self._verify = self._scripted
+
+    def _scripted(
+        self, logits: Any, drafts: Sequence[int], sampling: SamplingContext, max_tokens: int, drawn_from: Any
+    ) -> Verified:
+        del drafts
+        history = sampling.history
+        prompt, said = history.slice(0, history.prompt_tokens).tolist(), history.output_tokens
+        script = [*self._answer(_text(prompt)).encode(), IM_END]
+        row = np.full(logits.shape[-1], -30.0, np.float32)
+        row[script[min(said, len(script) - 1)]] = 30.0
+        return verify(row[None, :], (), sampling, max_tokens, drawn_from)
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+
+def scripted_parts(answer: Answer, *, n_ctx: int = 4096, seconds_per_step: float = 0.0, **options: Any) -> EngineParts:
+    """An engine whose model says what it is told to, in ChatML conversations."""
+    parts = served_parts(n_ctx=n_ctx, **options)
+    config = SchedulerConfig(n_ctx=n_ctx, n_seq_max=32, max_num_seqs=8)
+    return EngineParts(
+        scheduler=Scheduler(config, parts.vocabulary),
+        runner=ScriptedRunner(n_ctx, answer, seconds_per_step),
+        vocabulary=parts.vocabulary,
+        chat_template=parts.chat_template,
+        model_name=MODEL,
+        n_ctx=n_ctx,
+    )
+
+
+class ServerUnderTest:
+    """A server in this process, and an HTTP client for it."""
+
+    def __init__(self, backend: Backend, engine: AsyncioEngine, client: httpx.AsyncClient) -> None:
+        self.backend = backend
+        self.engine = engine
+        self.client = client
+
+    async def chat(self, content: str = "hello", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 8, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, **fields}
+        return await self.client.post("/v1/completions", json=body)
+
+    async def assert_idle(self) -> None:
+        """No request runs or waits, within a second."""
+        for _ in range(100):
+            stats = await self.engine.stats()
+            if (stats.running, stats.waiting) == (0, 0):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"still at work: {stats}")
+
+
+def backend_for(
+    engine: AsyncioEngine, settings: ServerSettings | None = None, *, max_running: int = 64, max_queue: int = 64
+) -> Backend:
+    settings = settings or ServerSettings()
+    service = EngineService(engine, Seats(max_running, max_queue), timeout=settings.timeout)
+    return Backend(settings, Serving(engine, service, ServedModel(MODEL, "fake.gguf", settings.aliases)))
+
+
+@asynccontextmanager
+async def served(
+    parts: EngineParts | None = None, settings: ServerSettings | None = None, **options: Any
+) -> AsyncIterator[ServerUnderTest]:
+    """A server that is called in this process, without a socket."""
+    async with AsyncioEngine(parts or served_parts()) as engine:
+        backend = backend_for(engine, settings, **options)
+        transport = httpx.ASGITransport(create_app(backend), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            yield ServerUnderTest(backend, engine, client)
+
+
+class ListeningServer:
+    """A server on a port of this machine, on a thread of its own."""
+
+    def __init__(self, url: str, engine: AsyncioEngine, backend: Backend) -> None:
+        self.url = url
+        self.engine = engine
+        self.backend = backend
+
+    def stats(self) -> tuple[int, int]:
+        """Running and waiting requests."""
+        stats = asyncio.run(self.engine.stats())
+        return stats.running, stats.waiting
+
+
+@contextmanager
+def listening(
+    parts: EngineParts | None = None, settings: ServerSettings | None = None, **options: Any
+) -> Iterator[ListeningServer]:
+    """A server that is called through a socket: streams and disconnects are real."""
+    engine = AsyncioEngine(parts or served_parts())
+    backend = backend_for(engine, settings, **options)
+    config = uvicorn.Config(create_app(backend), port=0, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield ListeningServer(f"http://127.0.0.1:{port}", engine, backend)
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join(10)
+        asyncio.run(engine.close())
+
+
+def events_of(text: str) -> list[Any]:
+    """The data of an event stream: JSON values, and "[DONE]"."""
+    datas = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+def streamed_content(events: Sequence[Any], index: int = 0) -> str:
+    deltas = [
+        choice["delta"]
+        for event in events
+        if isinstance(event, dict)
+        for choice in event.get("choices", ())
+        if choice["index"] == index
+    ]
+    return "".join(delta.get("content") or "" for delta in deltas)
