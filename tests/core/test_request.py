@@ -73,6 +73,10 @@ WRONG_TYPE = [
     ("stop_token_ids", (1, True)),
     ("stop_token_ids", (1.0,)),
     ("stop_token_ids", None),
+    ("shown_tokens", None),
+    ("shown_tokens", {"1": "<a>"}),
+    ("shown_tokens", {True: "<a>"}),
+    ("shown_tokens", {1: b"<a>"}),
     ("logit_bias", None),
     ("logit_bias", [(1, 1.0)]),
     ("logit_bias", 5),
@@ -132,8 +136,11 @@ def test_none_leaves_the_choice_open(name: str) -> None:
     assert getattr(SamplingParams(**params), name) is None
 
 
+OTHERS = ("stop", "stop_token_ids", "logit_bias", "ignore_eos", "shown_tokens", "adapters")
+
+
 def test_every_field_is_covered_here() -> None:
-    assert {*NUMBERS, *WHOLE_NUMBERS, "stop", "stop_token_ids", "logit_bias", "ignore_eos", "adapters"} == {*FIELDS}
+    assert {*NUMBERS, *WHOLE_NUMBERS, *OTHERS} == {*FIELDS}
 
 
 def test_a_refusal_names_the_limit_and_the_value() -> None:

@@ -676,3 +676,19 @@ def test_nobody_waits_for_a_window_s_leader_that_is_past_what_they_share_and_can
     assert not any(delta.finish_reason for delta in harness.deltas["leader"]), "it did not wait for the leader's end"
     harness.run()
     harness.assert_all_right()
+
+
+def test_control_tokens_that_a_request_asks_for_are_spelled_in_its_text_unless_they_end_it() -> None:
+    vocabulary = FakeVocabulary([b"a", b"", b""], end_tokens=[2])
+    harness = Harness(config(), FakeRunner(64, vocabulary.size), vocabulary)
+    endless = SamplingParams(max_tokens=20, ignore_eos=True)
+    harness.add("plain", [0, 0], endless)
+    harness.add("shown", [0, 0], dataclasses.replace(endless, shown_tokens={1: "<call>"}))
+    harness.add("ended", [0, 0], SamplingParams(max_tokens=20, stop_token_ids=(1,), shown_tokens={1: "<call>"}))
+    harness.run()
+    tokens = harness.tokens("plain")
+    assert set(tokens) == {0, 1}, "the case shows nothing"
+    assert harness.answer("plain").text == "a" * tokens.count(0)
+    assert harness.tokens("shown") == tokens
+    assert harness.answer("shown").text == "".join(["a", "<call>"][token] for token in tokens)
+    assert "<call>" not in harness.answer("ended").text

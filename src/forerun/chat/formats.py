@@ -32,6 +32,12 @@ class ChatFormat(Protocol):
         """The text that ends reasoning ("</think>"), empty where the family has none."""
         ...
 
+    @property
+    def shown_tokens(self) -> Mapping[int, str]:
+        """Markers of this family that are control tokens, spelled: the text that is parsed has to hold them
+        (`SamplingParams.shown_tokens`)."""
+        ...
+
     def parser(self, *, tools: Sequence[Tool], starts_in_reasoning: bool = False) -> OutputParser:
         """A parser for one answer. Without tools nothing is taken for a call. `starts_in_reasoning`: the prompt has
         opened a reasoning section that the answer goes on with."""

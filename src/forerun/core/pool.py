@@ -98,6 +98,10 @@ class SequencePool:
         self._idle: dict[int, ReusablePrefix] = {}
         """In order of last use, the least recent first."""
         self._quarantined: set[int] = set()
+        self.evictions = 0
+        """Idle prefixes that left memory, so far."""
+        self.quarantines = 0
+        """Sequences that were set aside since their content was unknown, so far."""
         self._stale: set[int] = set()
         """Leased ids whose content must not be reused."""
         self._tree: PrefixTree[KvSegment] = PrefixTree()
@@ -383,6 +387,7 @@ class SequencePool:
         if sequence_id in self._tree:
             self._tree.remove(sequence_id)
         self._quarantined.add(sequence_id)
+        self.quarantines += 1
 
     def retry_quarantined(self) -> None:
         """Clear all quarantined ids and make them free."""
@@ -483,6 +488,7 @@ class SequencePool:
 
     def _evict(self, sequence_id: int) -> None:
         self._store_rest(sequence_id)
+        self.evictions += 1
         del self._idle[sequence_id]
         self._tree.remove(sequence_id)
         self._clear(sequence_id)

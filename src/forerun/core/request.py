@@ -62,6 +62,9 @@ class SamplingParams:
     never for more: where the engine drafts nothing, so does every request. "auto" is refused by an engine with a fixed
     number of drafts, which has measured no costs to decide by.
     """
+    shown_tokens: Mapping[int, str] = field(default_factory=dict)
+    """Control tokens that are part of the text, with their spelling; other ones are left out, and so are those that end
+    the answer."""
     adapters: Mapping[str, float] | str = field(default_factory=dict)
     """LoRA adapters of the engine's by name, each with its scale (not 0, at most 100 either way); a name alone is
     applied as it is, with scale 1. Nothing is reused that was computed with others, or with other scales."""
@@ -80,6 +83,7 @@ class SamplingParams:
         self._check_stops()
         self._check_logit_bias()
         _check_bool("ignore_eos", self.ignore_eos)
+        self._check_shown_tokens()
         object.__setattr__(self, "adapters", dict(adapter_set(self.adapters)))
 
     def _check_speculation(self) -> None:
@@ -104,6 +108,15 @@ class SamplingParams:
             raise InvalidRequestError("stop", "a stop string is not valid Unicode and would never be found")
         if any(token < 0 for token in self.stop_token_ids):
             raise InvalidRequestError("stop_token_ids", f"token ids are not negative, got {min(self.stop_token_ids)}")
+
+    def _check_shown_tokens(self) -> None:
+        given: object = self.shown_tokens
+        if not isinstance(given, Mapping):
+            raise InvalidRequestError("shown_tokens", f"maps token ids to their spelling, got {given!r}")
+        object.__setattr__(self, "shown_tokens", dict(given))
+        for token, text in given.items():
+            if isinstance(token, bool) or not isinstance(token, int) or not isinstance(text, str):
+                raise InvalidRequestError("shown_tokens", f"maps token ids to their spelling, got {token!r}: {text!r}")
 
     def _check_logit_bias(self) -> None:
         given: object = self.logit_bias

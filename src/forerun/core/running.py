@@ -210,7 +210,8 @@ class RequestState:
     def _show(self, token: int, vocabulary: Vocabulary, shown: list[str]) -> FinishReason | None:
         ends = token in self.sampling.end_tokens
         if not ends:
-            shown.append(self.text.push(vocabulary.piece(token)))
+            piece = vocabulary.piece(token) or self.request.params.shown_tokens.get(token, "").encode()
+            shown.append(self.text.push(piece))
         if ends or self.text.stopped:
             shown.append(self.text.finish())
             return FinishReason.STOP

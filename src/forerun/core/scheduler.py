@@ -76,6 +76,12 @@ class SchedulerStats:
     disk_bytes: int = 0
     disk_limit: int = 0
     stored_segments: int = 0
+    preemptions: int = 0
+    """Running requests that had to give their cells back, so far."""
+    quarantines: int = 0
+    """Sequences whose content a failed step left unknown, so far."""
+    evicted_prefixes: int = 0
+    """Idle prefixes that left the KV memory, so far."""
 
 
 class Scheduler:
@@ -128,6 +134,7 @@ class Scheduler:
         self._running: dict[int, RequestState] = {}
         """By sequence id, in order of admission: the oldest first."""
         self._admission = Admission(config, self.pool, self._running)
+        self._preemptions = 0
 
     def _tiers(self, tree: PrefixTree[KvSegment], emit: Callable[[KvOperation], None]) -> PrefixTiers:
         config = self.config
@@ -211,7 +218,14 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         cells = self.pool.target_cells
         stats = SchedulerStats(
-            len(self._running), len(self._admission), self.pool.idle_ids, cells.used, self.config.n_ctx
+            len(self._running),
+            len(self._admission),
+            self.pool.idle_ids,
+            cells.used,
+            self.config.n_ctx,
+            preemptions=self._preemptions,
+            quarantines=self.pool.quarantines,
+            evicted_prefixes=self.pool.evictions,
         )
         tiers = self.pool.tiers
         if tiers is None:
@@ -391,6 +405,7 @@ class Scheduler:
         state = self._running.pop(sequence_id)
         self._release(state)
         self._admission.put_back(state)
+        self._preemptions += 1
 
     # --- learning what came of it ----------------------------------------------------------
 

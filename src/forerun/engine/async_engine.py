@@ -18,7 +18,8 @@ from forerun.engine.front_end import FrontEnd, FrontEndParts
 from forerun.engine.intake import Batch, Conversations, Params, Prompts
 from forerun.engine.output import Output, OutputAssembly
 from forerun.engine.parts import EngineParts
-from forerun.engine.questions import Stats
+from forerun.engine.questions import Counts, Stats
+from forerun.engine.telemetry import EngineTelemetry
 from forerun.errors import EngineClosedError
 
 
@@ -114,6 +115,10 @@ class AsyncioEngine(FrontEnd):
     async def stats(self) -> SchedulerStats:
         """Counts of requests, sequences and cells, taken between two steps."""
         return await asyncio.wrap_future(self._worker.ask(Stats()))
+
+    async def telemetry(self) -> EngineTelemetry:
+        """What the engine has done since it started."""
+        return await asyncio.wrap_future(self._worker.ask(Counts()))
 
     async def close(self) -> None:
         """End open requests with EngineClosedError, free the model. Safe to call again."""

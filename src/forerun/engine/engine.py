@@ -12,7 +12,8 @@ from forerun.engine.cache_calls import Cache
 from forerun.engine.front_end import FrontEnd
 from forerun.engine.intake import Batch, Conversations, Params, Prompts
 from forerun.engine.output import Output, OutputAssembly
-from forerun.engine.questions import Stats
+from forerun.engine.questions import Counts, Stats
+from forerun.engine.telemetry import EngineTelemetry
 from forerun.engine.worker import QueueSink
 
 
@@ -55,6 +56,10 @@ class BlockingEngine(FrontEnd):
     def stats(self) -> SchedulerStats:
         """Counts of requests, sequences and cells, taken between two steps."""
         return self._worker.ask(Stats()).result()
+
+    def telemetry(self) -> EngineTelemetry:
+        """What the engine has done since it started."""
+        return self._worker.ask(Counts()).result()
 
     def close(self) -> None:
         """End open requests with EngineClosedError, free the model. Safe to call again."""

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from forerun.core.request import OutputDelta
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Runner
+from forerun.engine.telemetry import CountedRunner, Telemetry
 
 
 class EngineLoop:
-    """Joins a scheduler, a runner and a clock. Whoever steps it, on one thread, owns all three."""
+    """Joins a scheduler, a runner and a clock. Whoever steps it, on one thread, owns all three, and what is counted."""
 
-    __slots__ = ("clock", "runner", "scheduler")
+    __slots__ = ("clock", "runner", "scheduler", "telemetry")
 
     def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float]) -> None:
         self.scheduler = scheduler
-        self.runner = runner
+        self.telemetry = Telemetry(scheduler.config.draft_name)
+        self.runner = CountedRunner(runner, self.telemetry)
         self.clock = clock
 
     def step(self) -> list[OutputDelta]:

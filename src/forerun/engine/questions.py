@@ -1,5 +1,4 @@
-"""What can be asked of the scheduler between two steps: values, so that they can be asked of an engine in a process of
-its own."""
+"""What can be asked of an engine between two steps: values, so that one in a process of its own can be asked too."""
 
 from __future__ import annotations
 
@@ -9,7 +8,9 @@ from typing import Protocol, TypeVar
 from forerun.core.adapters import AdapterSet, scope_of
 from forerun.core.cache_report import CacheLookup, CacheReport
 from forerun.core.prompt import PromptLayout
-from forerun.core.scheduler import Scheduler, SchedulerStats
+from forerun.core.scheduler import SchedulerStats
+from forerun.engine.loop import EngineLoop
+from forerun.engine.telemetry import EngineTelemetry
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -17,7 +18,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Question(Protocol[T_co]):
     """Asked once, answered on the engine thread between two steps. Frozen; what it raises is the asker's."""
 
-    def answer(self, scheduler: Scheduler, /) -> T_co: ...
+    def answer(self, loop: EngineLoop, /) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class LookUp:
     tenant: str = ""
     adapters: AdapterSet = ()
 
-    def answer(self, scheduler: Scheduler) -> CacheLookup:
+    def answer(self, loop: EngineLoop) -> CacheLookup:
+        scheduler = loop.scheduler
         return scheduler.look_up(self.prompt, scheduler.scope_of(self.tenant, self.adapters))
 
 
@@ -41,7 +43,8 @@ class Pin:
     tenant: str = ""
     adapters: AdapterSet = ()
 
-    def answer(self, scheduler: Scheduler) -> int:
+    def answer(self, loop: EngineLoop) -> int:
+        scheduler = loop.scheduler
         return scheduler.pin(self.prompt, scheduler.scope_of(self.tenant, self.adapters), self.until)
 
 
@@ -51,8 +54,8 @@ class ClearCache:
 
     tenant: str | None = None
 
-    def answer(self, scheduler: Scheduler) -> int:
-        return scheduler.clear_cache(None if self.tenant is None else scope_of(self.tenant))
+    def answer(self, loop: EngineLoop) -> int:
+        return loop.scheduler.clear_cache(None if self.tenant is None else scope_of(self.tenant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,21 @@ class Explain:
 
     request_id: str
 
-    def answer(self, scheduler: Scheduler) -> CacheReport | None:
-        return scheduler.explain(self.request_id)
+    def answer(self, loop: EngineLoop) -> CacheReport | None:
+        return loop.scheduler.explain(self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Counts of requests, sequences and cells."""
 
-    def answer(self, scheduler: Scheduler) -> SchedulerStats:
-        return scheduler.stats
+    def answer(self, loop: EngineLoop) -> SchedulerStats:
+        return loop.scheduler.stats
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the engine has done since it started."""
+
+    def answer(self, loop: EngineLoop) -> EngineTelemetry:
+        return loop.telemetry.snapshot(loop.scheduler.stats)

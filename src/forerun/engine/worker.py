@@ -17,7 +17,6 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from forerun.core.request import FinishReason, OutputDelta, Request
-from forerun.core.scheduler import Scheduler
 from forerun.engine.health import READY, EngineHealth, EngineState
 from forerun.engine.loop import EngineLoop
 from forerun.engine.questions import Question
@@ -100,7 +99,7 @@ class Worker(Protocol):
         ...
 
     def ask(self, question: Question[T]) -> Future[T]:
-        """What the scheduler answers between two steps. Raises as `submit` does."""
+        """What the engine answers between two steps. Raises as `submit` does."""
         ...
 
     def close(self) -> None:
@@ -152,7 +151,7 @@ class EngineWorker:
         self._commands.put(Abort(tuple(request_ids)))
 
     def ask(self, question: Question[T]) -> Future[T]:
-        """What the scheduler answers between two steps. Raises EngineClosedError once the engine has ended."""
+        """What the engine answers between two steps. Raises EngineClosedError once the engine has ended."""
         answer: Future[T] = Future()
         self._send(Ask(question, answer))
         return answer
@@ -220,7 +219,7 @@ class EngineWorker:
             ended = [self._abort(request_id) for request_id in command.request_ids]
             self._deliver([delta for delta in ended if delta is not None])
         elif command.answer.set_running_or_notify_cancel():
-            _answer(command, self._loop.scheduler)
+            _answer(command, self._loop)
 
     def _add(self, request: Request) -> OutputDelta | None:
         try:
@@ -229,7 +228,8 @@ class EngineWorker:
             return OutputDelta(request.id, "", (), finish_reason=FinishReason.ERROR, error=error)
         return None
 
-    def _deliver(self, deltas: Iterable[OutputDelta]) -> None:
+    def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
+        self._loop.telemetry.count_deltas(deltas)
         by_sink: dict[Sink, list[OutputDelta]] = {}
         for delta in deltas:
             ends = delta.finish_reason is not None
@@ -280,8 +280,8 @@ class EngineWorker:
         return replace(delta, finish_reason=FinishReason.ERROR, error=error)
 
 
-def _answer(asked: Ask, scheduler: Scheduler) -> None:
+def _answer(asked: Ask, loop: EngineLoop) -> None:
     try:
-        asked.answer.set_result(asked.question.answer(scheduler))
+        asked.answer.set_result(asked.question.answer(loop))
     except Exception as error:  # noqa: BLE001 (the question is the caller's, and so is what it raises)
         asked.answer.set_exception(error)
