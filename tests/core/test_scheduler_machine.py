@@ -155,14 +155,37 @@ class SchedulerMachine(RuleBasedStateMachine):
             return StepFailure(FailureKind.FAILED, "on demand")
         return None
 
-    @rule(layout=layouts, params=parameters, tenant=st.sampled_from(["", "", "x"]), forced=hooks)
+    @rule(
+        layout=layouts,
+        params=parameters,
+        tenant=st.sampled_from(["", "", "x"]),
+        forced=hooks,
+        priority=st.sampled_from([0, 0, 0, 1, -3]),
+        reuses=st.sampled_from([True, True, True, False]),
+    )
     def arrive(
-        self, layout: PromptLayout, params: SamplingParams, tenant: str = "", forced: ForcedTokens | None = None
+        self,
+        layout: PromptLayout,
+        params: SamplingParams,
+        tenant: str = "",
+        forced: ForcedTokens | None = None,
+        priority: int = 0,
+        reuses: bool = True,  # noqa: FBT001 (rules are called by name)
     ) -> None:
         if layout.logical_tokens > self.config.n_ctx or len(self.requests) - len(self.finished()) > 12:
             return
         name = f"r{len(self.requests)}"
-        request = Request(id=name, prompt=layout, params=params, arrival=self.now, tenant=tenant, forced=forced)
+        request = Request(
+            id=name,
+            prompt=layout,
+            params=params,
+            arrival=self.now,
+            tenant=tenant,
+            forced=forced,
+            priority=priority,
+            reuses_cache=reuses,
+            reports_progress=True,
+        )
         self.requests[request.id] = request
         self.deltas[request.id] = []
         self.scheduler.add(request)
@@ -175,7 +198,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens = [token for delta in self.deltas[earlier] for token in delta.tokens]
         prompt = self.requests[earlier].prompt
         more = data.draw(st.sampled_from([[], tokens, [*tokens, 0, 1], [1]]))
-        self.arrive(prompt.extended([PromptSegment.text(more)]), data.draw(parameters))
+        reuses = data.draw(st.sampled_from([True, True, False]))
+        self.arrive(prompt.extended([PromptSegment.text(more)]), data.draw(parameters), reuses=reuses)
 
     @rule()
     def step(self) -> None:
@@ -240,6 +264,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.runner.memory.used == pool.target_cells.used
 
     @invariant()
+    def who_waits_is_in_order_of_priority(self) -> None:
+        waiting = [state.request.priority for state in self.scheduler._admission]
+        assert waiting == sorted(waiting, reverse=True)
+
+    @invariant()
     def tiers_hold_what_the_bookkeeping_says(self) -> None:
         tiers = self.scheduler.pool.tiers
         if tiers is None or self.scheduler.pool.pending_operations:
@@ -269,8 +298,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert expected.text.startswith(text)
         assert last.usage is not None
         assert last.usage.output_tokens == len(tokens)
+        assert last.usage.cached_tokens <= last.usage.prompt_tokens * request.reuses_cache
         assert last.usage.cached_tokens < last.usage.prompt_tokens == request.prompt.logical_tokens
         assert last.usage.accepted_tokens <= last.usage.drafted_tokens
+        done = [delta.prefill_done for delta in deltas if delta.prefill_done is not None]
+        assert done == sorted(done) or self.struck
+        assert all(0 < computed < total == request.prompt.logical_tokens for computed, total in done)
         if last.finish_reason is FinishReason.ERROR:
             assert key in self.poisoned or self.struck[key] > 1
         elif last.finish_reason is not FinishReason.ABORT:

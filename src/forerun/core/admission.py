@@ -4,8 +4,9 @@
                  ▲  │
       put_back ──┘  └─ passed over while a running request computes its prefix (single flight)
 
-First come, first served, but for those that wait for a prefix: nobody waits for them. A request that does not fit stops
-those behind it, so that it starts in bounded time; it is looked at again once something was given back.
+By priority, and first come, first served among equals, but for those that wait for a prefix: nobody waits for them. A
+request that does not fit stops those behind it, so it starts in bounded time unless higher priorities keep coming; it
+is looked at again once something was given back.
 """
 
 from __future__ import annotations
@@ -39,12 +40,18 @@ class Admission:
         self.reports = CacheReports(config, pool)
 
     def append(self, state: RequestState) -> None:
-        """A new request, behind all others."""
-        self._waiting.append(state)
+        """A new request, behind all others of its priority."""
+        behind = len(self._waiting)
+        while behind and self._waiting[behind - 1].request.priority < state.request.priority:
+            behind -= 1
+        self._waiting.insert(behind, state)
 
     def put_back(self, state: RequestState) -> None:
-        """A request that ran and lost its memory: before all others."""
-        self._waiting.appendleft(state)
+        """A request that ran and lost its memory: before all others of its priority."""
+        before = 0
+        while before < len(self._waiting) and self._waiting[before].request.priority > state.request.priority:
+            before += 1
+        self._waiting.insert(before, state)
 
     def remove(self, state: RequestState) -> None:
         """A waiting request that ended."""
@@ -89,12 +96,12 @@ class Admission:
     def promise_outputs(self) -> None:
         """Let lookups see what running requests have generated since they were last told."""
         for state in self._running.values():
-            if state.promised < state.history.size:
+            if state.reuses_cache and state.promised < state.history.size:
                 self._pool.extend(sequence_of(state), state.history.slice(state.promised, state.history.size))
                 state.promised = state.history.size
 
     def _lookup(self, state: RequestState) -> PrefixMatch | None:
-        if not self._config.reuse_prefixes:
+        if not state.reuses_cache:
             return None
         self.promise_outputs()
         layout = state.layout(state.history.size)
@@ -167,9 +174,9 @@ class Admission:
         sequence = self._pool.acquire_matching(layout, state.scope, match=match) if match else self._pool.acquire()
         if sequence is None:
             return False
-        known = self.reports.started(state, layout, sequence) if self._config.reuse_prefixes else 0
+        known = self.reports.started(state, layout, sequence) if state.reuses_cache else 0
         self._start(state, sequence, now)
-        if self._pool.tiers is not None:
+        if self._pool.tiers is not None and state.reuses_cache:
             state.count_restored(sequence, match.stored if match else None, self._pool.tiers.rates)
             if not self._config.memory.is_dense:
                 state.choose_checkpoints(self._config.memory, known)
@@ -192,7 +199,7 @@ class Admission:
             state.cached = min(state.computed, state.history.prompt_tokens)
         if state.admitted_at is None:
             state.admitted_at = now
-        if self._config.reuse_prefixes:
+        if state.reuses_cache:
             self._pool.promise(sequence, state.layout(state.history.size), state.scope)
             state.promised = state.history.size
         self._running[sequence.id] = state

@@ -277,6 +277,9 @@ class OutputDelta:
     """Where `tokens` came from."""
     is_synthetic: bool = False
     """Drafts were accepted by a random number (synthetic acceptance): figures may be right, the text is not."""
+    prefill_done: tuple[int, int] | None = None
+    """How many of the prompt's tokens are in memory, and how many it has: where the request reports its progress, while
+    it has no output."""
     stop_string: str | None = None
     """Which of the request's stop strings ended it."""
 
@@ -305,6 +308,13 @@ class Request:
     forced: ForcedTokens | None = None
     drawn_seed: int = 0
     """What randomness comes from where the parameters give no seed."""
+    priority: int = 0
+    """Higher ones are admitted first; among equals who came first."""
+    reuses_cache: bool = True
+    """False: its prompt is computed from scratch, and nothing of it is kept for others, or offered to them: neither KV
+    nor text to draft from."""
+    reports_progress: bool = False
+    """Deltas say how far the prompt has been read."""
 
     @property
     def seed(self) -> int:

@@ -59,6 +59,7 @@ class RequestState:
         "position_offset",
         "promised",
         "request",
+        "reuses_cache",
         "sampling",
         "scope",
         "sequence",
@@ -68,7 +69,14 @@ class RequestState:
     )
 
     def __init__(
-        self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, scope: str = "", is_synthetic: bool = False
+        self,
+        request: Request,
+        vocabulary: Vocabulary,
+        n_ctx: int,
+        *,
+        scope: str = "",
+        is_synthetic: bool = False,
+        reuses_cache: bool = True,
     ) -> None:
         prompt, params = request.prompt, request.params
         self.request = request
@@ -90,6 +98,8 @@ class RequestState:
         """Chunks end here: others wait to fork the sequence there, and cannot later."""
         self.scope = scope
         """Whose KV this is: nothing is reused under another scope."""
+        self.reuses_cache = reuses_cache
+        """Whether it looks prefixes up and leaves its own to others."""
         self.adapters = params.adapter_set
         self.checkpoints: set[int] = set()
         """What is held there is stored, where a memory can be gone back to at stored ends alone."""
@@ -242,6 +252,15 @@ class RequestState:
             origins,
             self.is_synthetic,
             stop_string=self.text.stopped_by,
+        )
+
+    def progress(self) -> OutputDelta | None:
+        """How far the prompt has been read; None where nobody wants to know, or it has been."""
+        total = self.history.prompt_tokens
+        if not self.request.reports_progress or self.history.output_tokens:
+            return None
+        return OutputDelta(
+            self.request.id, "", (), is_synthetic=self.is_synthetic, prefill_done=(min(self.computed, total), total)
         )
 
     def usage(self, now: float) -> Usage:

@@ -158,7 +158,10 @@ class Scheduler:
         self._check(request)
         is_synthetic = self.config.synthetic_acceptance is not None
         scope = self.scope_of(request.tenant, request.params.adapter_set)
-        state = RequestState(request, self._vocabulary, self.config.n_ctx, scope=scope, is_synthetic=is_synthetic)
+        reuses = request.reuses_cache and self.config.reuse_prefixes
+        state = RequestState(
+            request, self._vocabulary, self.config.n_ctx, scope=scope, is_synthetic=is_synthetic, reuses_cache=reuses
+        )
         self._requests[request.id] = state
         self._admission.append(state)
 
@@ -427,8 +430,8 @@ class Scheduler:
         for rows in plan.prefill:
             if rows.sampling is not None:
                 deltas.append(self._commit_tokens(rows.sequence_id, sequences[rows.sequence_id], now))
-            else:
-                self._commit_prefill(rows)
+            elif (progress := self._commit_prefill(rows)) is not None:
+                deltas.append(progress)
         return deltas
 
     def _charge_idle(self, plan: StepPlan) -> None:
@@ -442,12 +445,13 @@ class Scheduler:
         predict = self.costs.target.predict
         self.pool.charge((predict(rows, cells + _KILOCELL) - predict(rows, cells)) / _KILOCELL)
 
-    def _commit_prefill(self, rows: PrefillRows | MediaRows) -> None:
+    def _commit_prefill(self, rows: PrefillRows | MediaRows) -> OutputDelta | None:
         state = self._running[rows.sequence_id]
         count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
         state.computed += count
         self.pool.target_cells.append(rows.sequence_id, count)
         self._store_checkpoint(state)
+        return state.progress()
 
     def _store_checkpoint(self, state: RequestState) -> None:
         if state.computed in state.checkpoints:
@@ -510,7 +514,7 @@ class Scheduler:
         """Give a sequence back with all it holds that belongs to the request: nothing after a stop."""
         keep = min(state.computed, state.history.size)
         layout = state.layout(keep)
-        reusable = ReusablePrefix(layout, scope=state.scope) if self.config.reuse_prefixes else None
+        reusable = ReusablePrefix(layout, scope=state.scope) if state.reuses_cache else None
         self.pool.release(sequence_of(state), reusable, state.request.id)
         self._forget_memory(state)
 

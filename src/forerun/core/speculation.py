@@ -445,6 +445,8 @@ class DraftPlanner:
 
     def read(self, state: RequestState, *, is_whole: bool = False) -> None:
         """Index what a request said, for the drafts of all of its tenant's."""
+        if not state.request.reuses_cache:
+            return
         if self._texts is None or not state.history.output_tokens:
             return
         text = state.drafting.written

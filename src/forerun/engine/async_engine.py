@@ -8,14 +8,14 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 from weakref import WeakKeyDictionary
 
 from forerun.core.request import OutputDelta
 from forerun.core.scheduler import SchedulerStats
 from forerun.engine.cache_calls import AsyncioCache
 from forerun.engine.front_end import FrontEnd, FrontEndParts
-from forerun.engine.intake import Batch, Conversations, Params, Prompts
+from forerun.engine.intake import Batch, Conversations, Params, Prompts, RequestOptions
 from forerun.engine.output import Output, OutputAssembly
 from forerun.engine.parts import EngineParts
 from forerun.engine.questions import Counts, Stats
@@ -75,24 +75,26 @@ class AsyncioEngine(FrontEnd):
         self._sinks: WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopSink] = WeakKeyDictionary()
 
     def generate(
-        self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = ""
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, **options: Unpack[RequestOptions]
     ) -> AsyncOutputIterator:
         """One finished Output a prompt, each as soon as it is finished; errors as in Engine.generate."""
         return AsyncOutputIterator(
-            self, lambda: self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=False
+            self, lambda: self._intake.prompts(prompts, params, raw=raw, **options), incremental=False
         )
 
     def stream(
-        self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = ""
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, **options: Unpack[RequestOptions]
     ) -> AsyncOutputIterator:
         """New text and tokens as they come. The last Output of each prompt has `finish_reason` and `usage`."""
         return AsyncOutputIterator(
-            self, lambda: self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=True
+            self, lambda: self._intake.prompts(prompts, params, raw=raw, **options), incremental=True
         )
 
-    def chat(self, messages: Conversations, params: Params = None, *, tenant: str = "") -> AsyncOutputIterator:
+    def chat(
+        self, messages: Conversations, params: Params = None, **options: Unpack[RequestOptions]
+    ) -> AsyncOutputIterator:
         """Like `generate`, for a conversation (or several) through the model's chat template."""
-        build = functools.partial(self._intake.conversations, messages, params, tenant=tenant)
+        build = functools.partial(self._intake.conversations, messages, params, **options)
         return AsyncOutputIterator(self, build, incremental=False)
 
     def submit(self, batch: Batch) -> tuple[EventLoopSink, asyncio.Queue[OutputDelta]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from forerun.core.scheduler import SchedulerStats
 from forerun.engine.cache_calls import Cache
 from forerun.engine.front_end import FrontEnd
-from forerun.engine.intake import Batch, Conversations, Params, Prompts
+from forerun.engine.intake import Batch, Conversations, Params, Prompts, RequestOptions
 from forerun.engine.output import Output, OutputAssembly
 from forerun.engine.questions import Counts, Stats
 from forerun.engine.telemetry import EngineTelemetry
@@ -21,27 +21,30 @@ class BlockingEngine(FrontEnd):
     """Serves any number of threads; each call returns an iterator of its own. Closing the iterator cancels the call."""
 
     def generate(
-        self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = ""
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, **options: Unpack[RequestOptions]
     ) -> OutputIterator:
         """One finished Output a prompt, each as soon as it is finished: `index` says whose it is.
 
         `prompts`: text, token ids, a PromptLayout, or a list of those; `params`: for all, or one for each. Text is what
         a user says and goes through the model's chat template where it has one; `raw` continues it as it stands.
-        `tenant` is whose requests they are: nothing is drafted from another tenant's answers.
+        Options: `tenant` is whose requests they are, nothing is drafted from another tenant's answers; a higher
+        `priority` is admitted first; with `reuses_cache=False` prompts are computed from scratch and nothing is kept.
         With one prompt its error is raised; among several it is the `error` of that prompt's output and the others are
         served.
         """
-        return self._start(self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=False)
+        return self._start(self._intake.prompts(prompts, params, raw=raw, **options), incremental=False)
 
-    def stream(self, prompts: Prompts, params: Params = None, *, raw: bool = False, tenant: str = "") -> OutputIterator:
+    def stream(
+        self, prompts: Prompts, params: Params = None, *, raw: bool = False, **options: Unpack[RequestOptions]
+    ) -> OutputIterator:
         """Like `generate`, but new text and tokens as they come; the last Output of each prompt has `finish_reason`
-        and `usage`.
+        and `usage`. With `reports_progress=True` outputs without text say how far a prompt has been read.
         """
-        return self._start(self._intake.prompts(prompts, params, raw=raw, tenant=tenant), incremental=True)
+        return self._start(self._intake.prompts(prompts, params, raw=raw, **options), incremental=True)
 
-    def chat(self, messages: Conversations, params: Params = None, *, tenant: str = "") -> OutputIterator:
+    def chat(self, messages: Conversations, params: Params = None, **options: Unpack[RequestOptions]) -> OutputIterator:
         """Like `generate`, for a conversation (or several) through the model's chat template."""
-        return self._start(self._intake.conversations(messages, params, tenant=tenant), incremental=False)
+        return self._start(self._intake.conversations(messages, params, **options), incremental=False)
 
     def _start(self, batch: Batch, *, incremental: bool) -> OutputIterator:
         sink = QueueSink()

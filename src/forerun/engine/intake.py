@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,16 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Conversation: TypeAlias = Sequence[Message]
 Conversations: TypeAlias = Conversation | Sequence[Conversation]
 _T = TypeVar("_T")
+MAX_PRIORITY: Final = 2**31 - 1
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a call says about its requests beside prompts and parameters: fields of core.request.Request."""
+
+    tenant: str
+    priority: int
+    reuses_cache: bool
+    reports_progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +58,15 @@ class Intake:
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
-    def prompts(self, prompts: Prompts, params: Params, *, raw: bool = False, tenant: str = "") -> Batch:
+    def prompts(
+        self, prompts: Prompts, params: Params, *, raw: bool = False, **options: Unpack[RequestOptions]
+    ) -> Batch:
         """The requests of `generate` and `stream`. A prompt that cannot be used is among the refused."""
-        return self._batch(as_prompts(prompts), params, self.raw_layout if raw else self.layout, tenant)
+        return self._batch(as_prompts(prompts), params, self.raw_layout if raw else self.layout, options)
 
-    def conversations(self, conversations: Conversations, params: Params, *, tenant: str = "") -> Batch:
+    def conversations(self, conversations: Conversations, params: Params, **options: Unpack[RequestOptions]) -> Batch:
         """The requests of `chat`."""
-        return self._batch(as_conversations(conversations), params, self.chat_layout, tenant)
+        return self._batch(as_conversations(conversations), params, self.chat_layout, options)
 
     def layout(self, prompt: Prompt) -> PromptLayout:
         """One prompt; text is what a user says, where the model has a chat template. Raises InvalidRequestError."""
@@ -92,10 +104,10 @@ class Intake:
     def chat_layout(self, messages: Conversation) -> PromptLayout:
         return self.raw_layout(self.chat_text(messages))
 
-    def _batch(self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout], tenant: str) -> Batch:
-        given: object = tenant
-        if not isinstance(given, str):
-            raise InvalidRequestError("tenant", f"must be text, got {given!r}")
+    def _batch(
+        self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout], options: RequestOptions
+    ) -> Batch:
+        check_options(options)
         arrival = self._clock()
         requests: list[Request] = []
         indexes: dict[str, int] = {}
@@ -105,7 +117,7 @@ class Intake:
             try:
                 seed = secrets.randbits(64)  # the core has no randomness of its own
                 request = Request(
-                    id=request_id, prompt=layout(item), params=own, arrival=arrival, tenant=tenant, drawn_seed=seed
+                    id=request_id, prompt=layout(item), params=own, arrival=arrival, drawn_seed=seed, **options
                 )
             except EngineClosedError:
                 raise
@@ -115,6 +127,21 @@ class Intake:
             requests.append(request)
             indexes[request_id] = index
         return Batch(len(items), tuple(requests), indexes, tuple(refused))
+
+
+def check_options(options: RequestOptions) -> None:
+    """Raise InvalidRequestError for an option of the wrong type, or out of range."""
+    given: dict[str, object] = dict(options)
+    tenant, priority = given.get("tenant", ""), given.get("priority", 0)
+    if not isinstance(tenant, str):
+        raise InvalidRequestError("tenant", f"must be text, got {tenant!r}")
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            "priority", f"must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r}"
+        )
+    for name in ("reuses_cache", "reports_progress"):
+        if not isinstance(given.get(name, False), bool):
+            raise InvalidRequestError(name, f"must be true or false, got {given[name]!r}")
 
 
 def as_prompts(prompts: Prompts) -> Sequence[Prompt]:

@@ -31,6 +31,8 @@ class Output:
     """
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    prefill_done: tuple[int, int] | None = None
+    """From `stream` with `reports_progress`, while a prompt is read: how many of its tokens are, and of how many."""
     error: ForerunError | None = None
     """Why the request failed, with finish reason ERROR."""
     is_synthetic: bool = False
@@ -104,6 +106,7 @@ def _joined(index: int, deltas: Sequence[OutputDelta]) -> Output:
         origins=joined([delta.origins for delta in deltas]),
         finish_reason=last.finish_reason,
         usage=last.usage,
+        prefill_done=last.prefill_done,
         error=last.error,
         is_synthetic=last.is_synthetic,
         stop_string=last.stop_string,
