@@ -71,6 +71,7 @@ class TextJob:
     params: SamplingParams
     n: int = 1
     echo: bool = False
+    grammar: Grammar | None = None
     tenant: str = ""
     cache_prompt: bool = True
     priority: int = 0

@@ -24,6 +24,15 @@ class ContentPart(Wire):
     file: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
 
 
+def _parts_or_text(value: Any) -> str:
+    return "Parts" if isinstance(value, list) else "Text"
+
+
+MessageContent = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[list[ContentPart], Tag("Parts")], Discriminator(_parts_or_text)
+]
+
+
 class CalledFunction(Wire):
     name: str
     arguments: str = Field(description="JSON text, as the model wrote it.")
@@ -41,7 +50,7 @@ class ChatMessage(Wire):
     """One message. Content that is null or left out counts as empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: MessageContent | None = None
     name: str | None = None
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
@@ -88,16 +97,15 @@ class AllowedToolsChoice(Wire):
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, str):
-        return "word"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "allowed_tools" if kind == "allowed_tools" else "function"
+    if not isinstance(value, dict):
+        return "Word"
+    return "Allowed" if value.get("type") == "allowed_tools" else "Named"
 
 
 ToolChoiceField = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedTool, Tag("function")]
-    | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+    Annotated[Literal["none", "auto", "required"], Tag("Word")]
+    | Annotated[NamedTool, Tag("Named")]
+    | Annotated[AllowedToolsChoice, Tag("Allowed")],
     Discriminator(_kind),
 ]
 
@@ -119,7 +127,7 @@ class ResponseFormat(Wire):
 
 class PredictedContent(Wire):
     type: Literal["content"]
-    content: str | list[ContentPart]
+    content: MessageContent
 
 
 class PromptCacheOptions(Wire):
