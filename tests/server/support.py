@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import uvicorn
+from fastapi import FastAPI
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.sampling import SamplingContext
@@ -27,6 +28,7 @@ from forerun.server.settings import ServerSettings
 from forerun.testing.served import IM_END, PacedRunner, served_parts
 
 MODEL = "fake"
+HELLO_BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 Answer = Callable[[str], str]
 """What the model says to a prompt (as text, control tokens left out)."""
 
@@ -72,7 +74,8 @@ def scripted_parts(answer: Answer, *, n_ctx: int = 4096, seconds_per_step: float
 class ServerUnderTest:
     """A server in this process, and an HTTP client for it."""
 
-    def __init__(self, backend: Backend, engine: AsyncioEngine, client: httpx.AsyncClient) -> None:
+    def __init__(self, app: FastAPI, backend: Backend, engine: AsyncioEngine, client: httpx.AsyncClient) -> None:
+        self.app = app
         self.backend = backend
         self.engine = engine
         self.client = client
@@ -99,8 +102,9 @@ def backend_for(
     engine: AsyncioEngine, settings: ServerSettings | None = None, *, max_running: int = 64, max_queue: int = 64
 ) -> Backend:
     settings = settings or ServerSettings()
-    service = EngineService(engine, Seats(max_running, max_queue), timeout=settings.timeout)
-    return Backend(settings, Serving(engine, service, ServedModel(MODEL, "fake.gguf", settings.aliases)))
+    seats = Seats(max_running, max_queue)
+    service = EngineService(engine, seats, timeout=settings.timeout)
+    return Backend(settings, Serving(engine, service, seats, ServedModel(MODEL, "fake.gguf", settings.aliases)))
 
 
 @asynccontextmanager
@@ -110,9 +114,10 @@ async def served(
     """A server that is called in this process, without a socket."""
     async with AsyncioEngine(parts or served_parts()) as engine:
         backend = backend_for(engine, settings, **options)
-        transport = httpx.ASGITransport(create_app(backend), raise_app_exceptions=False)
+        app = create_app(backend)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            yield ServerUnderTest(backend, engine, client)
+            yield ServerUnderTest(app, backend, engine, client)
 
 
 class ListeningServer:

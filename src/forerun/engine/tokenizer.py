@@ -19,6 +19,7 @@ class Tokenizer:
         self._in_use = threading.Lock()
         self._bos_text = "" if vocabulary.bos < 0 else vocabulary.token_text(vocabulary.bos)
         self.end_tokens = vocabulary.end_tokens
+        self.size = vocabulary.size
 
     def tokenize(self, text: str) -> Tokens:
         """A whole prompt, with what the model wants before it unless the text brings it (rendered templates may)."""

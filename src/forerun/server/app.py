@@ -10,14 +10,20 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from forerun.errors import ForerunError
-from forerun.server import chat_completions
+from forerun.server import cache_routes, chat_completions, completions, state_routes, text_routes
 from forerun.server.about import VERSION
 from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
 from forerun.server.security import ApiKeys, BodyLimit, HostCheck, KeyCheck
 from forerun.server.serving import Backend
 
-_ROUTERS: Final = (chat_completions.router,)
+_ROUTERS: Final = (
+    chat_completions.router,
+    completions.router,
+    state_routes.router,
+    text_routes.router,
+    cache_routes.router,
+)
 _DESCRIPTION: Final = "OpenAI's and Anthropic's APIs on llama.cpp models. Fields: docs/openai-compat.md."
 
 

@@ -9,7 +9,14 @@ from forerun.chat.formats import Tool
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.errors import InvalidRequestError
 from forerun.server.jobs import ChatJob, Message, Pin, ToolChoice
-from forerun.server.wire.chat import AllowedToolsChoice, ChatMessage, ChatRequest, NamedTool, ResponseFormat
+from forerun.server.wire.chat import (
+    AllowedToolsChoice,
+    ChatMessage,
+    ChatRequest,
+    NamedTool,
+    ResponseFormat,
+    ToolDefinition,
+)
 from forerun.server.wire.common import grammar_of, json_schema_grammar
 
 _ANY_OBJECT: Final = '{"type": "object"}'
@@ -21,13 +28,7 @@ _HALF_HOUR, _DAY = 1800.0, 86_400.0
 def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
     """Raises InvalidRequestError, naming the field."""
     body.check_stream()
-    tools = [
-        Tool(
-            one.function.name, one.function.description or "", one.function.parameters, strict=bool(one.function.strict)
-        )
-        for one in body.tools or ()
-    ]
-    grammar = _grammar(body)
+    tools = tools_of(body.tools)
     return ChatJob(
         messages=[template_message(message) for message in body.messages],
         params=body.sampling(max_tokens=_max_tokens(body), logprobs=_logprobs(body)),
@@ -35,7 +36,7 @@ def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
         tools=tools,
         tool_choice=_tool_choice(body, tools),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        grammar=grammar,
+        grammar=_grammar(body),
         template_kwargs=_template_kwargs(body),
         tenant=tenant,
         cache_prompt=body.cache_prompt is not False,
@@ -44,6 +45,19 @@ def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
         pins=_pins(body),
         wants_progress=body.wants_progress,
     )
+
+
+def tools_of(given: Sequence[ToolDefinition] | None) -> list[Tool]:
+    """Raises InvalidRequestError where two have one name."""
+    functions = [one.function for one in given or ()]
+    tools = [
+        Tool(function.name, function.description or "", function.parameters, strict=bool(function.strict))
+        for function in functions
+    ]
+    names = [tool.name for tool in tools]
+    if twice := next((name for index, name in enumerate(names) if name in names[:index]), None):
+        raise InvalidRequestError("tools", f"there are two tools named {twice!r}")
+    return tools
 
 
 def template_message(message: ChatMessage) -> Message:
@@ -101,8 +115,6 @@ def response_grammar(given: ResponseFormat) -> Grammar | None:
 
 def _tool_choice(body: ChatRequest, tools: Sequence[Tool]) -> ToolChoice:
     names = [tool.name for tool in tools]
-    if twice := next((name for index, name in enumerate(names) if name in names[:index]), None):
-        raise InvalidRequestError("tools", f"there are two tools named {twice!r}")
     choice = body.tool_choice
     if choice is None:
         return ToolChoice()

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from forerun.chat.formats import Tool
 from forerun.chat.pieces import Piece
 from forerun.core.grammar import Grammar
+from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, SamplingParams, TokenLogprobs, Usage
 
 Message: TypeAlias = Mapping[str, Any]
@@ -137,4 +138,12 @@ class ChatService(Protocol):
 
     async def count_tokens(self, job: ChatJob) -> int:
         """How many tokens the job's prompt has."""
+        ...
+
+    async def prompt_text(self, job: ChatJob) -> str:
+        """The conversation through the chat template."""
+        ...
+
+    async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
+        """The job's prompts, as the engine reads them."""
         ...

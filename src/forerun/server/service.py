@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from forerun.chat.pieces import PlainParser
+from forerun.core.adapters import require_known
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import Request, SamplingParams
 from forerun.engine.async_engine import AsyncioEngine, AsyncOutputIterator
@@ -40,13 +40,14 @@ class _Prepared:
 class EngineService:
     """Implements jobs.ChatService. Used on one event loop."""
 
-    def __init__(self, engine: AsyncioEngine, seats: Seats, *, timeout: float | None = None) -> None:
-        """`timeout`: seconds that any answer may take."""
+    def __init__(
+        self, engine: AsyncioEngine, seats: Seats, *, timeout: float | None = None, adapters: Iterable[str] = ()
+    ) -> None:
+        """`timeout`: seconds that any answer may take. `adapters`: names of those the engine has."""
         self._engine = engine
         self.seats = seats
         self._timeout = timeout
-        self._prefix = secrets.token_hex(6)
-        self._numbers = itertools.count(1)
+        self._adapters = frozenset(adapters)
 
     async def start(self, job: ChatJob | TextJob) -> EngineAnswering:
         count = job.n * (len(job.prompts) if isinstance(job, TextJob) else 1)
@@ -63,9 +64,18 @@ class EngineService:
     async def count_tokens(self, job: ChatJob) -> int:
         return (await self._chat_layout(job)).logical_tokens
 
+    async def prompt_text(self, job: ChatJob) -> str:
+        return await asyncio.to_thread(self._engine.chat_text, job.messages)
+
+    async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
+        if isinstance(job, ChatJob):
+            return [await self._chat_layout(job)]
+        return [await self._text_layout(prompt) for prompt in job.prompts]
+
     # --- before the engine ----------------------------------------------------------
 
     async def _prepare(self, job: ChatJob | TextJob) -> _Prepared:
+        check_params(job.params, self._engine.tokenizer.size, self._adapters)
         if isinstance(job, ChatJob):
             layout = await self._chat_layout(job)
             self._check_length("messages", layout)
@@ -73,6 +83,7 @@ class EngineService:
         layouts = [await self._text_layout(prompt) for prompt in job.prompts]
         for layout in layouts:
             self._check_length("prompt", layout)
+            check_token_ids("prompt", layout.text_tokens.tolist(), self._engine.tokenizer.size)
         return _Prepared(layouts, [Choice(None) for _ in range(job.n * len(layouts))])
 
     async def _chat_layout(self, job: ChatJob) -> PromptLayout:
@@ -93,7 +104,7 @@ class EngineService:
     # --- the engine ----------------------------------------------------------
 
     def _submitted(self, job: ChatJob | TextJob, prepared: _Prepared, count: int) -> EngineAnswering:
-        job_id = f"{self._prefix}{next(self._numbers)}"
+        job_id = secrets.token_hex(12)  # not to be guessed: it gives away, through explain, what others asked
         requests = self._requests(job, job_id, prepared.layouts)
         batch = Batch(count, requests, {request.id: index for index, request in enumerate(requests)}, ())
         timeouts = [limit for limit in (job.timeout, self._timeout) if limit is not None]
@@ -122,6 +133,19 @@ class EngineService:
 
     def __repr__(self) -> str:
         return f"EngineService({self._engine!r}, {self.seats!r})"
+
+
+def check_params(params: SamplingParams, n_vocab: int, adapters: Iterable[str]) -> None:
+    """What the engine would refuse when the response has begun. Raises InvalidRequestError, naming the field."""
+    check_token_ids("logit_bias", params.logit_bias, n_vocab)
+    check_token_ids("stop_token_ids", params.stop_token_ids, n_vocab)
+    require_known(params.adapter_set, adapters)
+
+
+def check_token_ids(field: str, tokens: Iterable[int], n_vocab: int) -> None:
+    worst = max(tokens, default=0)
+    if worst >= n_vocab:
+        raise InvalidRequestError(field, f"token id {worst} is outside the vocabulary of {n_vocab} tokens")
 
 
 def _of_choice(params: SamplingParams, number: int) -> SamplingParams:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 from starlette.requests import Request
 
 from forerun.engine.async_engine import AsyncioEngine
-from forerun.errors import InvalidRequestError, OverloadedError
+from forerun.engine.health import EngineHealth, EngineState
+from forerun.errors import EngineClosedError, InvalidRequestError, OverloadedError
 from forerun.server.jobs import ChatService
 from forerun.server.problems import Problem, ProblemError
+from forerun.server.seats import Seats
 from forerun.server.settings import ServerSettings
 
 _LOADING_AGAIN: Final = 5.0
@@ -40,6 +41,7 @@ class Serving:
 
     engine: AsyncioEngine
     service: ChatService
+    seats: Seats
     model: ServedModel
 
     def require_model(self, name: str) -> None:
@@ -50,56 +52,44 @@ class Serving:
             raise ProblemError(Problem(status=404, message=said, param="model", code="model_not_found"))
 
 
-class Phase(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-
-
 class Backend:
-    """Where the server stands: loading, ready or failed. Used on the event loop; progress may come from any thread."""
+    """Where the server stands. Used on the event loop; progress may come from any thread."""
 
     def __init__(self, settings: ServerSettings, serving: Serving | None = None) -> None:
         self.settings = settings
-        self._serving = serving
-        self.failure: str | None = None
-        self.progress: tuple[str, float] = ("", 0.0)
-        """What is being loaded, and the share that is."""
+        self.serving = serving
+        """None until the model's vocabulary is loaded; its engine may still be loading then."""
         self.is_stopping = False
+        self._health = EngineHealth(EngineState.LOADING)
 
     def loading(self, what: str, share: float) -> None:
-        self.progress = (what, share)
-
-    def opened(self, serving: Serving) -> None:
-        self._serving = serving
+        """Before there is an engine to ask."""
+        self._health = EngineHealth(EngineState.LOADING, loading=what, progress=share)
 
     def failed(self, reason: str) -> None:
-        self.failure = reason
+        """There will be no engine."""
+        self._health = EngineHealth(EngineState.FAILED, reason)
 
     @property
-    def phase(self) -> Phase:
-        if self.failure is not None:
-            return Phase.FAILED
-        return Phase.LOADING if self._serving is None else Phase.READY
-
-    @property
-    def serving(self) -> Serving | None:
-        return self._serving
+    def health(self) -> EngineHealth:
+        return self._health if self.serving is None else self.serving.engine.health
 
     def require(self) -> Serving:
-        """Raises OverloadedError while the model loads or the server stops, ProblemError where loading failed."""
+        """Raises OverloadedError while there is no engine yet and while the server stops, EngineClosedError where
+        there is none any more."""
         if self.is_stopping:
             raise OverloadedError("the server is being stopped", self.settings.shutdown_timeout)
-        if self.failure is not None:
-            said = f"the model could not be loaded: {self.failure}"
-            raise ProblemError(Problem(status=503, message=said, kind="server_error", code="failed"))
-        if self._serving is None:
-            what, share = self.progress
-            raise OverloadedError(f"the model is still loading ({what} {share:.0%})", _LOADING_AGAIN)
-        return self._serving
+        health = self.health
+        if self.serving is None and health.state is EngineState.LOADING:
+            raise OverloadedError(
+                f"the model is still loading ({health.loading} {health.progress:.0%})", _LOADING_AGAIN
+            )
+        if self.serving is None or not health.is_alive:
+            raise EngineClosedError(health.reason or f"the engine is {health.state}")
+        return self.serving
 
     def __repr__(self) -> str:
-        return f"Backend({self.phase}{', stopping' if self.is_stopping else ''})"
+        return f"Backend({self.health.state}{', stopping' if self.is_stopping else ''})"
 
 
 def backend_of(request: Request) -> Backend:

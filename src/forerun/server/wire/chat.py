@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from forerun.server.wire.common import TextRequest
+from forerun.server.wire.common import TextRequest, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
 _NO_MEDIA = "this server answers text; images, audio and files are not read yet"
@@ -142,7 +142,7 @@ class ChatRequest(TextRequest):
     """A conversation to be answered. Fields as OpenAI names them, then extensions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_completion_tokens: TokenCount | None = Field(
         None, description="As max_tokens; where both are given they must agree."
     )
     logprobs: bool | None = None

@@ -17,6 +17,8 @@ MAX_CHOICES: Final = 64
 _TOKEN_ID: Final = re.compile(r"[0-9]{1,10}\Z")
 _NOBODY_ASKS: Final = "for the operator of a hosted service; nothing here looks at it"
 
+TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
 
 class StreamOptions(Wire):
     """What a stream tells beside the answer."""
@@ -41,7 +43,7 @@ class TextRequest(Wire):
     """What requests for text have in common: names of OpenAI, then extensions under the names of llama.cpp and vLLM."""
 
     model: str = Field(description="The loaded model's name, its file's name or an alias.")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_tokens: TokenCount | None = Field(
         None,
         description="Tokens of the answer at most. Without it the answer ends with the model's turn or the context.",
     )

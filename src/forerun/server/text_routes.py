@@ -1,0 +1,103 @@
+"""Texts to tokens and back, and conversations to text: what the model will read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from forerun.core.prompt import PromptLayout
+from forerun.core.request import SamplingParams
+from forerun.errors import InvalidRequestError
+from forerun.server.body import json_body
+from forerun.server.chat_jobs import template_message, tools_of
+from forerun.server.jobs import ChatJob, TextJob
+from forerun.server.openapi import ERRORS, takes
+from forerun.server.serving import Serving, serving_of
+from forerun.server.wire.tools import DetokenizeRequest, PromptFields, TemplateRequest, TokenizeRequest
+
+router = APIRouter(tags=["tokens"])
+_NOTHING_TO_SAMPLE = SamplingParams()
+
+
+class TokenPiece(BaseModel):
+    id: int
+    piece: str | list[int]
+    """Text; bytes where it is a part of a character."""
+
+
+class Tokens(BaseModel):
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
+
+
+class Text(BaseModel):
+    content: str
+
+
+class Prompt(BaseModel):
+    prompt: str
+
+
+def template_job(body: TemplateRequest | PromptFields) -> ChatJob:
+    """A conversation that is to be rendered. Raises InvalidRequestError."""
+    return ChatJob(
+        messages=[template_message(message) for message in body.messages or ()],
+        params=_NOTHING_TO_SAMPLE,
+        tools=tools_of(body.tools),
+        template_kwargs=body.chat_template_kwargs or {},
+    )
+
+
+async def layout_of(serving: Serving, body: PromptFields) -> PromptLayout:
+    """A prompt as the engine reads it. Raises InvalidRequestError."""
+    if body.model is not None:
+        serving.require_model(body.model)
+    if body.prompt is None:
+        job: ChatJob | TextJob = template_job(body)
+    else:
+        job = TextJob([body.prompt], _NOTHING_TO_SAMPLE)
+    (layout,) = await serving.service.layouts(job)
+    return layout
+
+
+@router.post("/tokenize", responses=ERRORS, openapi_extra=takes(TokenizeRequest), response_model=Tokens)
+async def tokenize(request: Request, body: Annotated[TokenizeRequest, json_body(TokenizeRequest)]) -> Tokens:
+    """A prompt as token ids, with what the model wants before it."""
+    serving = serving_of(request)
+    tokens = (await layout_of(serving, body)).text_tokens.tolist()
+    shown: Any = tokens
+    if body.with_pieces:
+        shown = [TokenPiece(id=token, piece=_piece(serving.engine.tokenizer.bytes_of([token]))) for token in tokens]
+    return Tokens(tokens=shown, count=len(tokens), max_model_len=serving.engine.n_ctx)
+
+
+def _piece(content: bytes) -> str | list[int]:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return list(content)
+
+
+@router.post("/detokenize", responses=ERRORS, openapi_extra=takes(DetokenizeRequest))
+async def detokenize(request: Request, body: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)]) -> Text:
+    """Token ids as text, control tokens as templates write them."""
+    serving = serving_of(request)
+    if body.model is not None:
+        serving.require_model(body.model)
+    size = serving.engine.tokenizer.size
+    if wrong := next((token for token in body.tokens if not 0 <= token < size), None):
+        raise InvalidRequestError("tokens", f"token id {wrong} is outside the vocabulary of {size} tokens")
+    return Text(content=serving.engine.tokenizer.shown(body.tokens))
+
+
+@router.post("/apply-template", responses=ERRORS, openapi_extra=takes(TemplateRequest))
+async def apply_template(request: Request, body: Annotated[TemplateRequest, json_body(TemplateRequest)]) -> Prompt:
+    """A conversation as text, through the model's chat template."""
+    serving = serving_of(request)
+    if body.model is not None:
+        serving.require_model(body.model)
+    return Prompt(prompt=await serving.service.prompt_text(template_job(body)))

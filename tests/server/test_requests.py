@@ -1,0 +1,286 @@
+"""What requests may hold: cases A1, A2, A4, A5 and A6, and fields that are refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.server.body import json_depth, parse_json
+from forerun.server.problems import ProblemError
+from forerun.server.settings import ServerSettings
+from tests.server.support import MODEL, ServerUnderTest, events_of, scripted_parts, served, streamed_content
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def assert_refused(response: httpx.Response, param: str | None = None, status: int = 400) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param, error
+        assert param in error["message"]
+
+
+async def post(server: ServerUnderTest, content: bytes) -> httpx.Response:
+    return await server.client.post("/v1/chat/completions", content=content)
+
+
+def test_case_a1_max_tokens_is_kept_to_the_token() -> None:
+    async def main() -> None:
+        async with served(scripted_parts(lambda _: "abcdef")) as server:
+            for limit, text, reason in ((1, "a", "length"), (2, "ab", "length"), (7, "abcdef", "stop")):
+                answer = (await server.chat(max_tokens=limit)).json()
+                (choice,) = answer["choices"]
+                assert (choice["message"]["content"], choice["finish_reason"]) == (text, reason)
+                assert answer["usage"]["completion_tokens"] == limit
+            for unlimited in ({}, {"max_tokens": None}):
+                body = {"model": MODEL, "messages": HELLO, **unlimited}
+                answer = (await server.client.post("/v1/chat/completions", json=body)).json()
+                assert answer["choices"][0]["message"]["content"] == "abcdef"
+                assert answer["usage"]["completion_tokens"] == 7
+            answer = (await server.complete("xy", max_tokens=2)).json()
+            assert answer["usage"]["completion_tokens"] == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2**31, 2**70, 1.5, "5", True, [], {}])
+def test_case_a1_a_wrong_max_tokens_is_refused_by_name(wrong: Any) -> None:
+    async def main() -> None:
+        async with served() as server:
+            for stream in (False, True):
+                assert_refused(await server.chat(max_tokens=wrong, stream=stream), "max_tokens")
+                assert_refused(await server.complete(max_tokens=wrong, stream=stream), "max_tokens")
+            assert_refused(await server.chat(max_completion_tokens=wrong), "max_completion_tokens")
+            assert (await server.chat()).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_case_a2_an_empty_or_broken_request_is_refused_and_the_next_one_answered() -> None:
+    async def main() -> None:
+        async with served() as server:
+            prompts: list[Any] = ["", [], [[]], ["a", ""], [[1], []]]
+            for prompt in prompts:
+                response = await server.complete(prompt)
+                assert_refused(response)
+                assert response.json()["error"]["param"].startswith("prompt")
+                assert (await server.complete()).status_code == 200
+            conversations: list[Any] = [
+                [],
+                None,
+                [None],
+                "x",
+                [[]],
+                [{}],
+                [{"role": "user", "content": 5}],
+                [{"role": "king"}],
+            ]
+            for messages in conversations:
+                response = await server.chat(messages=messages)
+                assert_refused(response)
+                assert response.json()["error"]["param"].startswith("messages")
+                assert (await server.chat()).status_code == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"  ", b"{", b"[]", b"5", b"null", b"nonsense", b'{"model": NaN}', b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}',
+     b"[" * 200_000, b'{"a":' * 200_000, b'{"a": "' + b'\\"' * 200_000, b"\x00", b'{"a": 1e999}'],
+    ids=lambda content: repr(content[:12]),
+)  # fmt: skip
+def test_case_a2_a_body_that_is_no_json_object_is_refused(content: bytes) -> None:
+    async def main() -> None:
+        async with served() as server:
+            assert_refused(await post(server, content))
+
+    asyncio.run(main())
+
+
+def test_case_a2_an_unknown_model_is_not_found_and_the_known_names_are_told() -> None:
+    async def main() -> None:
+        async with served(settings=ServerSettings(aliases=("gpt-4o",))) as server:
+            for response in (await server.chat(model="gpt-9"), await server.complete(model="gpt-9")):
+                assert_refused(response, status=404)
+                error = response.json()["error"]
+                assert (error["code"], error["param"]) == ("model_not_found", "model")
+                assert "'fake'" in error["message"]
+                assert "'gpt-4o'" in error["message"]
+            for name in (MODEL, "fake.gguf", "gpt-4o"):
+                assert (await server.chat(model=name)).status_code == 200
+            assert_refused(await server.chat(model=None), "model")
+
+    asyncio.run(main())
+
+
+def test_case_a4_a_token_id_outside_the_vocabulary_is_refused_while_another_stream_goes_on() -> None:
+    async def main() -> None:
+        async with served() as server:
+            n_vocab = server.engine.tokenizer.size
+            other = asyncio.create_task(server.chat(stream=True, max_tokens=300, ignore_eos=True, temperature=0))
+            for stream in (False, True):
+                for key in ("-1", str(n_vocab), "99999999", "abc", "1.5", "", "9" * 50):
+                    assert_refused(await server.chat(logit_bias={key: 1}, stream=stream), "logit_bias")
+                for value in (1e9, -1e9):
+                    assert_refused(await server.chat(logit_bias={"1": value}, stream=stream), "logit_bias")
+                for prompt in ([n_vocab], [-1], [2**40], [1.5], [[0], [n_vocab]]):
+                    assert_refused(await server.complete(prompt, stream=stream))
+                for token in (n_vocab, -1, 2**40):
+                    assert_refused(await server.chat(stop_token_ids=[token], stream=stream), "stop_token_ids")
+            events = events_of((await other).text)
+            assert events[-1] == "[DONE]"
+            assert len(streamed_content(events)) == 300
+
+    asyncio.run(main())
+
+
+def test_case_a4_a_bias_of_minus_100_bans_the_token() -> None:
+    async def main() -> None:
+        async with served(scripted_parts(lambda _: "aaa")) as server:
+            usual = (await server.chat(temperature=0)).json()["choices"][0]["message"]["content"]
+            assert usual == "aaa"
+            banned = (await server.chat(temperature=0, logit_bias={str(ord("a")): -100})).json()
+            assert "a" not in banned["choices"][0]["message"]["content"]
+
+    asyncio.run(main())
+
+
+def test_case_a5_stop_is_a_string_or_a_list_and_an_empty_list_keeps_the_end_of_turn() -> None:
+    async def main() -> None:
+        async with served(scripted_parts(lambda _: "one two three", n_ctx=512)) as server:
+            for stop, text in (
+                ("two", "one "),
+                (["two"], "one "),
+                (["three", "two"], "one "),
+                (None, None),
+                ([], None),
+            ):
+                for stream in (False, True):
+                    response = await server.chat(stop=stop, stream=stream, max_tokens=30)
+                    assert response.status_code == 200
+                    events = events_of(response.text)
+                    said = streamed_content(events) if stream else response.json()["choices"][0]["message"]["content"]
+                    assert said == (text or "one two three")
+            stops: list[Any] = [5, {}, [1], True, [None]]
+            for wrong in stops:
+                response = await server.chat(stop=wrong)
+                assert_refused(response)
+                assert response.json()["error"]["param"].startswith("stop")
+                assert_refused(await server.complete(stop=wrong))
+            for empty in ("", [""]):
+                assert_refused(await server.chat(stop=empty), "stop")
+
+    asyncio.run(main())
+
+
+def test_case_a6_a_tool_round_trip_may_have_content_null_absent_empty_or_in_parts() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    forms: list[dict[str, Any]] = [{"content": None}, {}, {"content": ""}, {"content": [{"type": "text", "text": ""}]}]
+
+    async def main() -> None:
+        async with served() as server:
+            counts = set()
+            for form in forms:
+                messages = [
+                    {"role": "user", **form},
+                    {"role": "assistant", "tool_calls": [call], **form},
+                    {"role": "tool", "tool_call_id": "call_1", **form},
+                ]
+                response = await server.chat(messages=messages)
+                assert response.status_code == 200, response.text
+                counts.add(response.json()["usage"]["prompt_tokens"])
+            assert len(counts) == 1
+            text = "It snows"
+            parts = [{"type": "text", "text": "It "}, {"type": "text", "text": "snows"}]
+            for role in ("user", "system", "assistant", "tool"):
+                one, other = [
+                    (await server.chat(messages=[{"role": role, "content": content}])).json()["usage"]["prompt_tokens"]
+                    for content in (text, parts)
+                ]
+                assert one == other
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("audio", {"voice": "alloy"}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+        ("web_search_options", {}),
+        ("moderation", {"model": "m"}),
+        ("modalities", ["audio"]),
+        ("store", True),
+        ("service_tier", "scale"),
+        ("n_predict", 5),
+        ("Foo", 1),
+        ("temprature", 0.5),
+    ],
+)
+def test_a_field_that_is_not_honoured_is_refused_by_name(field: str, value: Any) -> None:
+    async def main() -> None:
+        async with served() as server:
+            assert_refused(await server.chat(**{field: value}), field)
+
+    asyncio.run(main())
+
+
+def test_fields_that_have_no_effect_and_nulls_are_taken() -> None:
+    harmless: dict[str, Any] = {
+        "user": "me", "metadata": {"a": "b"}, "store": False, "prompt_cache_key": "k", "safety_identifier": "x",
+        "modalities": ["text"], "audio": None, "functions": None, "response_format": {"type": "text"},
+        "service_tier": "auto", "tools": None, "seed": None, "logit_bias": None, "logprobs": False,
+    }  # fmt: skip
+
+    async def main() -> None:
+        async with served() as server:
+            response = await server.chat(**harmless)
+            assert response.status_code == 200, response.text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"n": 0}, "n"),
+        ({"n": 65}, "n"),
+        ({"timeout": 0}, "timeout"),
+        ({"adapters": {"sql": 1.0}}, "adapters"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+         "messages[0].content[0].type"),
+    ],
+)  # fmt: skip
+def test_fields_that_contradict_each_other_or_are_out_of_range_are_refused(fields: dict[str, Any], param: str) -> None:
+    async def main() -> None:
+        async with served() as server:
+            for stream in (False, True):
+                streams: dict[str, Any] = {"stream": True} if stream and "stream_options" not in fields else {}
+                assert_refused(await server.chat(**fields, **streams), param)
+
+    asyncio.run(main())
+
+
+def test_the_depth_of_json_does_not_count_brackets_in_strings() -> None:
+    assert json_depth(b'{"a": "[[[[\\"[[", "b": [1, {"c": 2}]}') == 3
+    assert parse_json(json.dumps({"a": "{" * 1000}).encode(), 10) == {"a": "{" * 1000}
+    with pytest.raises(ProblemError, match="nested deeper than 10"):
+        parse_json(b"[" * 11 + b"]" * 11, 10)
