@@ -17,7 +17,7 @@ class EngineLoop:
 
     def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float]) -> None:
         self.scheduler = scheduler
-        self.telemetry = Telemetry(scheduler.config.draft_name)
+        self.telemetry = Telemetry(scheduler.config.draft_name, clock())
         self.runner = CountedRunner(runner, self.telemetry)
         self.clock = clock
 

@@ -11,7 +11,6 @@ was, how far it was right), and sorted by position only where somebody looks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from forerun.core.step import (
     StoreSegment,
     TruncateSequence,
 )
+from forerun.engine.histogram import Buckets, Histogram
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 COPY_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -63,17 +63,6 @@ _MOST_FACTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
-    """How often values fell into buckets. `counts[i]` are those up to `bounds[i]` and above the bound before it, the
-    last one those above all bounds."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
-    """The sum of the values."""
-
-
-@dataclass(frozen=True, slots=True)
 class DraftCounts:
     """A drafter's proposals by their place in the draft, the first one first."""
 
@@ -83,8 +72,10 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTelemetry:
-    """A look at an engine between two steps. All but `stats` has counted up since the engine started."""
+    """A look at an engine between two steps. Counts have gone up since it started."""
 
+    started: float
+    """When the engine started, on its clock: tells one start from the next."""
     stats: SchedulerStats
     step_seconds: Histogram
     rows: Mapping[str, Histogram]
@@ -108,24 +99,6 @@ class EngineTelemetry:
     """Requests that ended, by finish reason."""
     errors: Mapping[str, int]
     """Requests that ended with an error, by its class."""
-
-
-class _Buckets:
-    """A histogram that is being counted."""
-
-    __slots__ = ("_bounds", "_counts", "_total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    def snapshot(self) -> Histogram:
-        return Histogram(self._bounds, tuple(self._counts), self._total)
 
 
 _Fact: TypeAlias = tuple[Origins | str, int, int, int]
@@ -175,12 +148,13 @@ class _DraftFacts:
 class Telemetry:
     """Counts what steps do and what becomes of requests. Owned and used by the engine thread."""
 
-    def __init__(self, model_drafter: str) -> None:
-        """`model_drafter`: what the draft model is called."""
-        self._step_seconds = _Buckets(STEP_SECONDS)
-        self._decode_rows, self._draft_rows, self._prefill_rows = (_Buckets(ROWS) for _ in ROW_KINDS)
-        self._store_seconds = _Buckets(COPY_SECONDS)
-        self._restore_seconds = _Buckets(COPY_SECONDS)
+    def __init__(self, model_drafter: str, started: float = 0.0) -> None:
+        """`model_drafter`: what the draft model is called; `started`: the time, on the engine's clock."""
+        self._started = started
+        self._step_seconds = Buckets(STEP_SECONDS)
+        self._decode_rows, self._draft_rows, self._prefill_rows = (Buckets(ROWS) for _ in ROW_KINDS)
+        self._store_seconds = Buckets(COPY_SECONDS)
+        self._restore_seconds = Buckets(COPY_SECONDS)
         self._computed_tokens = 0
         self._cached_tokens = dict.fromkeys(CACHE_TIERS, 0)
         self._output_tokens: dict[str, int] = {}
@@ -252,6 +226,7 @@ class Telemetry:
         """All there is to tell, with the scheduler's counts of this moment."""
         rows = (self._decode_rows, self._draft_rows, self._prefill_rows)
         return EngineTelemetry(
+            started=self._started,
             stats=stats,
             step_seconds=self._step_seconds.snapshot(),
             rows={kind: buckets.snapshot() for kind, buckets in zip(ROW_KINDS, rows, strict=True)},

@@ -14,6 +14,8 @@ from forerun.engine.async_engine import AsyncOutputIterator
 from forerun.engine.output import Output
 from forerun.errors import EngineError, RequestTimeoutError
 from forerun.server.jobs import ChoiceEvent
+from forerun.server.problems import problem_of
+from forerun.server.records import current_record
 
 
 class Choice:
@@ -65,6 +67,7 @@ class EngineAnswering:
         self._on_end: Callable[[], None] | None = on_end
         self._ready: deque[ChoiceEvent] = deque()
         self._unfinished = len(choices)
+        self._record = current_record()
 
     @property
     def id(self) -> str:
@@ -84,7 +87,9 @@ class EngineAnswering:
                 raise StopAsyncIteration
             try:
                 self._ready.append(self._event(await self._next_output()))
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    self._record.fail(problem_of(error).code or type(error).__name__)
                 await self.aclose()
                 raise
         return self._ready.popleft()
@@ -106,6 +111,10 @@ class EngineAnswering:
         self._unfinished -= ends
         if output.finish_reason is FinishReason.ABORT:
             raise EngineError("the answer was cut off by the server")
+        if output.token_ids:
+            self._record.count(output.index, len(output.token_ids))
+        if output.finish_reason is not None:
+            self._record.end_choice(output.finish_reason, output.usage)
         return ChoiceEvent(
             index=output.index,
             pieces=choice.pieces(output.text, len(output.token_ids), ends=ends),

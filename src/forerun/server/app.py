@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from forerun.errors import ForerunError
 from forerun.server import cache_routes, chat_completions, completions, state_routes, text_routes
 from forerun.server.about import VERSION
+from forerun.server.observing import observe
 from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
 from forerun.server.security import ApiKeys, BodyLimit, HostCheck, KeyCheck
@@ -47,6 +48,7 @@ def create_app(backend: Backend) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
+    observe(app, backend)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -22,6 +22,7 @@ from forerun.errors import (
     OverloadedError,
     RequestTimeoutError,
 )
+from forerun.server.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,7 @@ def problem_response(problem: Problem, path: str, headers: Mapping[str, str] | N
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for all errors."""
     problem = problem_of(error)
+    current_record().fail(problem.code or str(problem.status))
     if problem.status == 500:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     headers = error.headers if isinstance(error, HTTPException) else None

@@ -18,6 +18,7 @@ from forerun.engine.intake import Batch
 from forerun.errors import ContextExceededError, InvalidRequestError
 from forerun.server.answering import Choice, EngineAnswering
 from forerun.server.jobs import ChatJob, TextJob
+from forerun.server.records import current_record
 from forerun.server.seats import Seats
 
 _LONG_TEXT: Final = 4_000
@@ -107,6 +108,7 @@ class EngineService:
         job_id = secrets.token_hex(12)  # not to be guessed: it gives away, through explain, what others asked
         requests = self._requests(job, job_id, prepared.layouts)
         batch = Batch(count, requests, {request.id: index for index, request in enumerate(requests)}, ())
+        current_record().begin(self._engine.model_name, count, prepared.prompt_tokens)
         timeouts = [limit for limit in (job.timeout, self._timeout) if limit is not None]
         return EngineAnswering(
             job_id,

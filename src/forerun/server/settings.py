@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,13 @@ from forerun.errors import InvalidConfigError
 DEFAULT_PORT: Final = 8080
 _SHORTEST_KEY: Final = 8
 _MAX_KEYS: Final = 10_000
+
+
+class LogFormat(StrEnum):
+    JSON = "json"
+    TEXT = "text"
+    """key=value"""
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,10 @@ class ServerSettings:
     """Seconds without an event after which a stream sends a comment, so that proxies leave it open."""
     shutdown_timeout: float = 30.0
     """Seconds that open answers may go on when the server is told to stop."""
+    log_format: LogFormat = LogFormat.JSON
+    """How each request that has ended is told in the log; never what was asked or answered."""
+    otel_endpoint: str | None = None
+    """Where traces are sent (OTLP over HTTP). None: what OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
