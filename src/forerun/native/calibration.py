@@ -27,6 +27,8 @@ _FAR_APART = 512
 """From here on each row count has its own cost of cells."""
 _CHUNK = 64
 _REPEATS = 5
+_FIRST_PASS = 0.4
+"""Share of the time for measuring every row count once."""
 _SEQUENCE = 0
 
 
@@ -66,21 +68,30 @@ class Calibration:
         return self._held()
 
     def _curve(self, counts: Sequence[int], end: float) -> dict[int, float]:
-        """Milliseconds by rows, as far as they can be measured before `end` (on the clock of perf_counter)."""
+        """Milliseconds by rows, as far as they can be measured before `end` (on the clock of perf_counter).
+
+        All row counts in turn, and that again while there is time: what disturbs the machine for a moment then hits
+        one of several measurements of each count, not all of those of one.
+        """
+        first = self._first_pass(counts, perf_counter() + _FIRST_PASS * (end - perf_counter()))
+        curve = dict(first)
+        for _ in range(_REPEATS - 1):
+            for rows in curve:
+                if first[rows] > (end - perf_counter()) * 1e3:
+                    return curve
+                curve[rows] = min(curve[rows], self._time(rows) * 1e3)
+        return curve
+
+    def _first_pass(self, counts: Sequence[int], end: float) -> dict[int, float]:
+        """As many row counts as can be measured before `end`, one at least."""
         curve: dict[int, float] = {}
         most = min(self._context.n_batch, self._context.n_ctx - self._held())
         for rows in counts:
             last = next(reversed(curve), 0)
             if rows > most or (last and curve[last] * rows / last > (end - perf_counter()) * 1e3):
                 break
-            curve[rows] = self._fastest(rows, end - perf_counter()) * 1e3
+            curve[rows] = self._time(rows) * 1e3
         return curve
-
-    def _fastest(self, rows: int, left: float) -> float:
-        times = [self._time(rows)]
-        while len(times) < _REPEATS and sum(times) + times[-1] < left / 8:
-            times.append(self._time(rows))
-        return min(times)
 
     def _time(self, rows: int) -> float:
         """Seconds of one decode of `rows` rows behind what is held, all with logits, as verification needs them.
