@@ -13,14 +13,18 @@ from forerun.errors import ForerunError
 from forerun.server import cache_routes, chat_completions, completions, state_routes, text_routes
 from forerun.server.about import VERSION
 from forerun.server.observing import observe
+from forerun.server.anthropic import routes as anthropic_routes
 from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
+from forerun.server.responses import routes as responses_routes
 from forerun.server.security import ApiKeys, BodyLimit, HostCheck, KeyCheck
 from forerun.server.serving import Backend
 
 _ROUTERS: Final = (
     chat_completions.router,
     completions.router,
+    responses_routes.router,
+    anthropic_routes.router,
     state_routes.router,
     text_routes.router,
     cache_routes.router,

@@ -20,6 +20,7 @@ T = TypeVar("T", bound=BaseModel)
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _SHOWN_PROBLEMS: Final = 3
+_STEP: Final = re.compile(r"[.\[]")
 _ALTERNATIVE: Final = re.compile(
     r"(?:[A-Z]\w*|str|int|float|bool|none|is-instance.*|(?:list|dict|literal|tuple|nullable)\[.*|(?:function|tagged|constrained|lax|json)-.*)\Z"
 )
@@ -89,12 +90,20 @@ def validated(model: type[T], value: Any) -> T:
 
 
 def _invalid(error: ValidationError) -> ProblemError:
-    found = error.errors(include_url=False, include_context=False)
+    found = _deepest(error.errors(include_url=False, include_context=False))
     params = [_param(one) for one in found]
     said = [f"{param}: {_said(one)}" if param else _said(one) for param, one in zip(params, found, strict=True)]
     message = "; ".join(list(dict.fromkeys(said))[:_SHOWN_PROBLEMS])
     code = "unknown_parameter" if found[0]["type"] == "extra_forbidden" else "invalid_value"
     return ProblemError(Problem(status=400, message=message, param=params[0] or None, code=code))
+
+
+def _deepest(found: list[Any]) -> list[Any]:
+    """Without those that lie around others: a value that may be text or a list, and is a list with something wrong in
+    it, is not to be told that it is no text."""
+    paths = [_param(one) for one in found]
+    around = {path[: mark.start()] for path in paths for mark in _STEP.finditer(path)}
+    return [one for one, path in zip(found, paths, strict=True) if path not in around]
 
 
 def _said(one: Any) -> str:

@@ -9,6 +9,7 @@ from forerun.chat.formats import Tool
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.errors import InvalidRequestError
 from forerun.server.jobs import ChatJob, Message, Pin, ToolChoice
+from forerun.server.tools import allowed_names, check_tools, required_choice
 from forerun.server.wire.chat import (
     AllowedToolsChoice,
     ChatMessage,
@@ -19,10 +20,10 @@ from forerun.server.wire.chat import (
 )
 from forerun.server.wire.common import grammar_of, json_schema_grammar
 
-_ANY_OBJECT: Final = '{"type": "object"}'
-_TIERS: Final = {"flex": -10, "priority": 10, "fast": 10}
+ANY_OBJECT: Final = '{"type": "object"}'
+TIERS: Final = {"flex": -10, "priority": 10, "fast": 10}
 """What a service tier adds to the priority."""
-_HALF_HOUR, _DAY = 1800.0, 86_400.0
+HALF_HOUR, DAY = 1800.0, 86_400.0
 
 
 def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
@@ -31,7 +32,7 @@ def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
     tools = tools_of(body.tools)
     return ChatJob(
         messages=[template_message(message) for message in body.messages],
-        params=body.sampling(max_tokens=_max_tokens(body), logprobs=_logprobs(body)),
+        params=body.sampling(max_tokens=_max_tokens(body), logprobs=_logprobs(body), stop=body.stop),
         n=body.n or 1,
         tools=tools,
         tool_choice=_tool_choice(body, tools),
@@ -40,7 +41,7 @@ def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
         template_kwargs=_template_kwargs(body),
         tenant=tenant,
         cache_prompt=body.cache_prompt is not False,
-        priority=(body.priority or 0) + _TIERS.get(body.service_tier or "", 0),
+        priority=(body.priority or 0) + TIERS.get(body.service_tier or "", 0),
         timeout=body.timeout,
         pins=_pins(body),
         wants_progress=body.wants_progress,
@@ -54,9 +55,7 @@ def tools_of(given: Sequence[ToolDefinition] | None) -> list[Tool]:
         Tool(function.name, function.description or "", function.parameters, strict=bool(function.strict))
         for function in functions
     ]
-    names = [tool.name for tool in tools]
-    if twice := next((name for index, name in enumerate(names) if name in names[:index]), None):
-        raise InvalidRequestError("tools", f"there are two tools named {twice!r}")
+    check_tools(tools)
     return tools
 
 
@@ -104,36 +103,27 @@ def response_grammar(given: ResponseFormat) -> Grammar | None:
     if given.type == "json_object":
         if given.schema_ is not None:
             return json_schema_grammar(given.schema_, "response_format.schema")
-        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT)
+        return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
     if given.json_schema is None:
         raise InvalidRequestError("response_format.json_schema", "is required for the type json_schema")
     schema = given.json_schema.schema_
     if schema is None:
-        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT)
+        return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
     return json_schema_grammar(schema, "response_format.json_schema.schema")
 
 
 def _tool_choice(body: ChatRequest, tools: Sequence[Tool]) -> ToolChoice:
-    names = [tool.name for tool in tools]
-    choice = body.tool_choice
-    if choice is None:
-        return ToolChoice()
-    if isinstance(choice, NamedTool):
-        return ToolChoice("required", _known((choice.function.name,), names))
-    if isinstance(choice, AllowedToolsChoice):
-        allowed = tuple(tool.function.name for tool in choice.allowed_tools.tools)
-        return ToolChoice(choice.allowed_tools.mode, _known(allowed, names))
-    if choice == "required" and not tools:
-        raise InvalidRequestError("tool_choice", "requires a call, but there are no tools to call")
-    return ToolChoice(choice)
-
-
-def _known(wanted: tuple[str, ...], names: Sequence[str]) -> tuple[str, ...]:
-    if not wanted:
-        raise InvalidRequestError("tool_choice", "allows no tool; send 'none' for that")
-    if missing := next((name for name in wanted if name not in names), None):
-        raise InvalidRequestError("tool_choice", f"names {missing!r}, which is not among the tools")
-    return wanted
+    match body.tool_choice:
+        case None:
+            return ToolChoice()
+        case NamedTool(function=function):
+            return ToolChoice("required", allowed_names((function.name,), tools))
+        case AllowedToolsChoice(allowed_tools=allowed):
+            return ToolChoice(allowed.mode, allowed_names([tool.function.name for tool in allowed.tools], tools))
+        case "required":
+            return required_choice(tools)
+        case mode:
+            return ToolChoice(mode)
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
@@ -146,7 +136,7 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
 
 
 def _pins(body: ChatRequest) -> list[Pin]:
-    seconds = _DAY if body.prompt_cache_retention == "24h" else 0.0
+    seconds = DAY if body.prompt_cache_retention == "24h" else 0.0
     if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
-        seconds = max(seconds, _HALF_HOUR)
+        seconds = max(seconds, HALF_HOUR)
     return [Pin(len(body.messages), seconds)] if seconds else []

@@ -54,7 +54,7 @@ def text_job(body: CompletionRequest, tenant: str) -> TextJob:
         raise InvalidRequestError("echo", "does not go with logprobs: those of the prompt are not computed")
     return TextJob(
         prompts=prompts_of(body.prompt),
-        params=body.sampling(max_tokens=body.max_tokens, logprobs=body.logprobs),
+        params=body.sampling(max_tokens=body.max_tokens, logprobs=body.logprobs, stop=body.stop),
         grammar=grammar_of(body.grammar),
         n=n,
         echo=bool(body.echo),

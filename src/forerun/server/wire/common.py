@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, Field
@@ -39,30 +39,18 @@ class GrammarField(Wire):
     value: str | dict[str, Any] | bool = Field(description="The grammar as text; a schema for json_schema.")
 
 
-class TextRequest(Wire):
-    """What requests for text have in common: names of OpenAI, then extensions under the names of llama.cpp and vLLM."""
+class SamplingFields(Wire):
+    """How any API's answers may be sampled and scheduled: names of OpenAI, then extensions under the names of llama.cpp
+    and vLLM."""
 
-    model: str = Field(description="The loaded model's name, its file's name or an alias.")
-    max_tokens: TokenCount | None = Field(
-        None,
-        description="Tokens of the answer at most. Without it the answer ends with the model's turn or the context.",
-    )
     temperature: float | None = Field(None, description="0 always takes the likeliest token. Default: 1.")
     top_p: float | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
-        None, description="Answers to give; they share the computed prompt."
-    )
-    stop: str | list[str] | None = Field(None, description="The answer ends before the first of these: up to 16.")
     seed: int | None = Field(None, description="Same seed, same answer; further choices get seeds that follow from it.")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(
         None, description="Added to the logits of token ids; -100 bans the token."
     )
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: Annotated[str | None, no_effect(_NOBODY_ASKS)] = None
-
     top_k: int | None = Field(None, description="Keep the k likeliest tokens; 0 keeps all.")
     min_p: float | None = Field(None, description="Drop tokens p times less likely than the likeliest.")
     typical_p: float | None = Field(
@@ -94,6 +82,34 @@ class TextRequest(Wire):
         None, description="Seconds until the answer is given up. The server may allow less."
     )
 
+    def sampling(
+        self, *, max_tokens: int | None, logprobs: int | None = None, stop: str | Sequence[str] | None = None
+    ) -> SamplingParams:
+        """Raises InvalidRequestError, naming the field."""
+        given = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = token_biases(self.logit_bias)
+        given.setdefault("temperature", 1.0)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        return SamplingParams(**given, stop=stops, max_tokens=max_tokens, logprobs=logprobs)
+
+
+class TextRequest(SamplingFields):
+    """What requests for text have in common in OpenAI's older APIs."""
+
+    model: str = Field(description="The loaded model's name, its file's name or an alias.")
+    max_tokens: TokenCount | None = Field(
+        None,
+        description="Tokens of the answer at most. Without it the answer ends with the model's turn or the context.",
+    )
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="Answers to give; they share the computed prompt."
+    )
+    stop: str | list[str] | None = Field(None, description="The answer ends before the first of these: up to 16.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str | None, no_effect(_NOBODY_ASKS)] = None
+
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -107,21 +123,10 @@ class TextRequest(Wire):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options", "is for streams; set stream to true, or leave it out")
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Raises InvalidRequestError, naming the field."""
-        given = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
-        if isinstance(self.stop, str):
-            given["stop"] = (self.stop,)
-        if self.logit_bias:
-            given["logit_bias"] = token_biases(self.logit_bias)
-        given.setdefault("temperature", 1.0)
-        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
-
 
 _AS_THEY_ARE: Final = (
     "temperature",
     "top_p",
-    "stop",
     "seed",
     "presence_penalty",
     "frequency_penalty",

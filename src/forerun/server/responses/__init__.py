@@ -1,0 +1,1 @@
+"""`/v1/responses`: OpenAI's Responses API, without anything stored: a request in, an answer as typed events out."""

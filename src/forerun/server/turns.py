@@ -1,0 +1,46 @@
+"""Messages as chat templates expect them, put together from the pieces in which other APIs send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.server.jobs import Message
+
+
+@dataclass(slots=True)
+class AssistantTurn:
+    """What an assistant said, thought and called, before anybody answered."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """`arguments`: JSON text."""
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": call_id, "type": "function", "function": function})
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.texts or self.reasoning or self.calls)
+
+    def message(self) -> Message:
+        message: dict[str, Any] = {"role": "assistant", "content": joined(self.texts)}
+        if self.reasoning:
+            message["reasoning_content"] = joined(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = list(self.calls)
+        return message
+
+
+def tool_message(call_id: str, name: str | None, text: str) -> Message:
+    """What a called tool gave."""
+    message = {"role": "tool", "tool_call_id": call_id, "content": text}
+    return message if name is None else message | {"name": name}
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Pieces of one turn as one text."""
+    return "\n".join(texts)
