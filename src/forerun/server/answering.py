@@ -122,6 +122,7 @@ class EngineAnswering:
             token_ids=output.token_ids,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
+            stop_string=output.stop_string,
             has_called=choice.has_called and output.finish_reason is FinishReason.STOP,
             usage=output.usage,
             reasoning_tokens=choice.reasoning_tokens,
