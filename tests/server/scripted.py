@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any, Self, cast
 
 from forerun.chat.pieces import Content, Piece, Reasoning, ToolArguments, ToolCall
+from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, TokenLogprobs, Usage
 from forerun.server.jobs import ChatJob, ChoiceEvent, TextJob
+from forerun.server.seats import Seats
 from forerun.server.serving import Backend, ServedModel, Serving
 from forerun.server.settings import ServerSettings
 
@@ -84,6 +86,12 @@ class ScriptedService:
     async def count_tokens(self, job: ChatJob) -> int:
         self.jobs.append(job)
         return PROMPT_TOKENS
+
+    async def prompt_text(self, job: ChatJob) -> str:
+        raise NotImplementedError
+
+    async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
+        raise NotImplementedError
 
 
 def scripted_backend(service: ScriptedService, settings: ServerSettings | None = None) -> Backend:

@@ -50,7 +50,7 @@ def test_case_e1_without_a_right_key_every_route_but_health_is_401() -> None:
                         response = await server.client.request(method, "http://localhost" + other, headers=headers)
                         assert response.status_code == 401, (method, other, headers)
                         assert KEY.lower() not in response.text.lower()
-                        assert response.json()["error"]["code"] == "invalid_api_key"
+                        assert response.json()["error"]["type"] == "authentication_error"
             for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"):
                 response = await server.client.request(method, "/v1/chat/completions")
                 assert response.status_code == 401
