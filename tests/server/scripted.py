@@ -97,6 +97,5 @@ class ScriptedService:
 def scripted_backend(service: ScriptedService, settings: ServerSettings | None = None) -> Backend:
     """A backend whose answers are scripted; its tokens are bytes."""
     engine = SimpleNamespace(tokenizer=SimpleNamespace(bytes_of=bytes))
-    return Backend(
-        settings or ServerSettings(), Serving(cast(Any, engine), service, ServedModel(MODEL, "scripted.gguf"))
-    )
+    model = ServedModel(MODEL, "scripted.gguf")
+    return Backend(settings or ServerSettings(), Serving(cast(Any, engine), service, Seats(8, 8), model))

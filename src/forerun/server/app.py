@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from forerun.errors import ForerunError
 from forerun.server import cache_routes, chat_completions, completions, state_routes, text_routes
 from forerun.server.about import VERSION
-from forerun.server.observing import observe
 from forerun.server.anthropic import routes as anthropic_routes
+from forerun.server.observing import observe
 from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
 from forerun.server.responses import routes as responses_routes
