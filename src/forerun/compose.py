@@ -406,14 +406,15 @@ def _scheduler_config(
 
 
 def chat_template(model: LlamaModel) -> ChatRenderer | None:
-    """A model's own template; None where it has none."""
+    """What writes prompts with a model's own template; None where it has none."""
+    from forerun.chat.prompts import PromptWriter
     from forerun.chat.templates import ChatTemplate
 
     vocabulary = model.vocabulary
     if vocabulary.chat_template is None:
         return None
     bos, eos = (vocabulary.token_text(token) if token >= 0 else "" for token in (vocabulary.bos, vocabulary.eos))
-    return ChatTemplate(vocabulary.chat_template, bos, eos)
+    return PromptWriter(ChatTemplate(vocabulary.chat_template, bos, eos), vocabulary.control_tokens)
 
 
 def model_identity(config: EngineConfig, found: Preflight, progress: LoadProgress | None = None) -> ModelIdentity:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from forerun.compose import AsyncEngine, Engine
 from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import Tokens, as_tokens
+from forerun.core.prompt_text import PromptText
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import StepPlan, StepResult
 from forerun.core.synthetic import SyntheticAcceptance
@@ -23,6 +24,7 @@ class SpellingVocabulary(FakeVocabulary):
     """The fake vocabulary with a tokenizer: one token a letter ("$" ends a turn, "é" is two bytes)."""
 
     bos = -1
+    control_tokens: Mapping[str, int] = {}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
         del add_special, parse_special
@@ -35,11 +37,11 @@ class SpellingVocabulary(FakeVocabulary):
 class TurnTemplate:
     """A chat template: each turn's content, then "$"."""
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> PromptText:
         del add_generation_prompt
         if any("content" not in message for message in messages):
             raise InvalidRequestError("messages", "a message has no content")
-        return "".join(f"{message['content']}$" for message in messages)
+        return PromptText("".join(f"{message['content']}$" for message in messages))
 
 
 class HeldRunner(FakeRunner):

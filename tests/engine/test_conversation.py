@@ -9,6 +9,7 @@ import pytest
 
 from forerun.chat.conversation import Conversation
 from forerun.core.prompt import Tokens, as_tokens
+from forerun.core.prompt_text import PromptText
 
 END = 0
 _WORDS = {1: "ab", 2: "a", 3: "b", 4: "<u>", 5: "<a>", 6: "c", 7: ">", 8: "c>"}
@@ -19,8 +20,8 @@ class GreedyCodec:
 
     end_tokens = frozenset({END})
 
-    def tokenize(self, text: str) -> Tokens:
-        tokens = []
+    def tokenize(self, prompt: PromptText) -> Tokens:
+        text, tokens = prompt.text, []
         while text:
             known = [token for token, word in _WORDS.items() if text.startswith(word)]
             token = max(known, key=lambda token: len(_WORDS[token]), default=END)
@@ -28,16 +29,16 @@ class GreedyCodec:
             text = text[len(_WORDS.get(token, "$")) :]
         return as_tokens(tokens)
 
-    def tokenize_continuation(self, text: str) -> Tokens:
-        return self.tokenize(text)
+    def tokenize_continuation(self, prompt: PromptText) -> Tokens:
+        return self.tokenize(prompt)
 
     def bytes_of(self, tokens: Iterable[int]) -> bytes:
         return "".join(_WORDS.get(int(token), "") for token in tokens).encode()
 
 
-def render(messages: Sequence[Mapping[str, Any]]) -> str:
+def render(messages: Sequence[Mapping[str, Any]]) -> PromptText:
     turns = {"system": "{}$", "user": "<u>{}$", "assistant": "<a>{}$"}
-    return "".join(turns[message["role"]].format(message["content"]) for message in messages) + "<a>"
+    return PromptText("".join(turns[message["role"]].format(message["content"]) for message in messages) + "<a>")
 
 
 def test_an_answer_keeps_the_tokens_it_was_generated_as() -> None:
@@ -66,7 +67,7 @@ def test_where_text_and_tokens_disagree_the_text_counts() -> None:
 
 
 def test_a_template_that_rewrites_earlier_turns_is_rendered_afresh() -> None:
-    def forgetful(messages: Sequence[Mapping[str, Any]]) -> str:
+    def forgetful(messages: Sequence[Mapping[str, Any]]) -> PromptText:
         return render([message for message in messages[:-1] if message["role"] == "user"] + [messages[-1]])
 
     conversation = Conversation(forgetful, GreedyCodec())
@@ -76,13 +77,16 @@ def test_a_template_that_rewrites_earlier_turns_is_rendered_afresh() -> None:
 
 
 def test_tokens_that_reach_across_the_cut_are_not_torn() -> None:
-    def tight(messages: Sequence[Mapping[str, Any]]) -> str:
-        return "".join(message["content"] + (">" if message["role"] == "assistant" else "$") for message in messages)
+    def tight(messages: Sequence[Mapping[str, Any]]) -> PromptText:
+        ends = [">" if message["role"] == "assistant" else "$" for message in messages]
+        return PromptText("".join(message["content"] + end for message, end in zip(messages, ends, strict=True)))
 
     conversation = Conversation(tight, GreedyCodec())
     conversation.ask("a")
     conversation.answered("c", [6])
-    assert conversation.ask("a").tolist() == GreedyCodec().tokenize("a$c>a$").tolist() == [2, END, 8, 2, END]
+    assert (
+        conversation.ask("a").tolist() == GreedyCodec().tokenize(PromptText("a$c>a$")).tolist() == [2, END, 8, 2, END]
+    )
 
 
 def test_a_withdrawn_message_leaves_no_trace() -> None:
@@ -95,7 +99,7 @@ def test_a_withdrawn_message_leaves_no_trace() -> None:
 
 
 def test_a_message_the_template_refuses_is_not_taken_in() -> None:
-    def strict(messages: Sequence[Mapping[str, Any]]) -> str:
+    def strict(messages: Sequence[Mapping[str, Any]]) -> PromptText:
         if messages[-1]["content"] == "b":
             raise ValueError("no b")
         return render(messages)

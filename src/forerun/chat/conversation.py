@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from forerun.core.prompt import Tokens, as_tokens
+from forerun.core.prompt_text import PromptText
 
 
 class TextCodec(Protocol):
@@ -23,9 +24,9 @@ class TextCodec(Protocol):
     @property
     def end_tokens(self) -> frozenset[int]: ...
 
-    def tokenize(self, text: str) -> Tokens: ...
+    def tokenize(self, text: PromptText) -> Tokens: ...
 
-    def tokenize_continuation(self, text: str) -> Tokens: ...
+    def tokenize_continuation(self, text: PromptText) -> Tokens: ...
 
     def bytes_of(self, tokens: Iterable[int]) -> bytes: ...
 
@@ -35,7 +36,7 @@ class Conversation:
 
     def __init__(
         self,
-        render: Callable[[Sequence[Mapping[str, Any]]], str],
+        render: Callable[[Sequence[Mapping[str, Any]]], PromptText],
         codec: TextCodec,
         system: str | None = None,
     ) -> None:
@@ -53,15 +54,15 @@ class Conversation:
         """The prompt after one more user message."""
         messages = [*self.messages, {"role": "user", "content": content}]
         text = self._render(messages)
-        self._asked = (text, self._continued(text))
+        self._asked = (text.text, self._continued(text))
         self.messages = messages
         return self._asked[1]
 
-    def _continued(self, text: str) -> Tokens:
+    def _continued(self, text: PromptText) -> Tokens:
         whole = self._codec.tokenize(text)
-        if not self._text or not text.startswith(self._text):
+        if not self._text or not text.text.startswith(self._text):
             return whole  # the template changed earlier turns (some leave reasoning out): nothing known is exact
-        added = self._codec.tokenize_continuation(text[len(self._text) :])
+        added = self._codec.tokenize_continuation(text.after(len(self._text)))
         if not np.array_equal(whole[whole.size - added.size :], added):
             return whole  # tokens reach across the cut, so that the parts do not read as the whole does
         return as_tokens(np.concatenate([self._tokens, added]))

@@ -36,6 +36,11 @@ _RUNTIME_ERRORS: Final = (
     ValueError,
 )
 
+_TAKEN: Final = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+    | {"raise_exception", "strftime_now", "range", "namespace", "dict", "lipsum", "cycler", "joiner"}
+)
+
 Message = Mapping[str, Any]
 
 
@@ -60,16 +65,26 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        names: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text for a conversation, special tokens included (tokenise with `parse_special`, no BOS added).
+        """The prompt text for a conversation, special tokens included. Use PromptWriter for what users wrote.
 
-        `add_generation_prompt` ends it with the start of the assistant's turn. Raises InvalidRequestError("messages")
-        where the conversation is malformed or the template refuses it.
+        `add_generation_prompt` ends it with the start of the assistant's turn; `names` are further ones for the
+        template (enable_thinking, ...). Raises InvalidRequestError("messages") where the conversation is malformed or
+        the template refuses it, InvalidRequestError("chat_template_kwargs") for names that are taken.
         """
         _check(messages)
+        further = dict(names or {})
+        if taken := sorted(_TAKEN & further.keys()):
+            raise InvalidRequestError("chat_template_kwargs", f"may not set {', '.join(taken)}")
         try:
             pieces = self._compiled.generate(
-                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._names
+                further,
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._names,
             )
             return _joined(pieces)
         except TemplateError as error:

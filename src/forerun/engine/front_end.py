@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forerun.core.prompt import PromptLayout
+from forerun.core.prompt_text import PromptText
 from forerun.engine.cache_calls import Questions
 from forerun.engine.health import EngineHealth
 from forerun.engine.intake import Conversation, Intake
@@ -61,6 +62,7 @@ class FrontEnd:
         given = on_a_thread(parts) if isinstance(parts, EngineParts) else parts
         self.model_name = given.model_name
         self.n_ctx = given.n_ctx
+        self.chat_template = given.chat_template
         self.has_chat_template = given.chat_template is not None
         self.tokenizer = given.tokenizer
         self._worker = given.worker
@@ -83,11 +85,13 @@ class FrontEnd:
         """End requests early, with finish reason ABORT: their iterators yield what there is. Never waits."""
         self._worker.abort(request_ids)
 
-    def prompt(self, text: str, *, raw: bool = False) -> PromptLayout:
-        """Text as `generate` would read it. Raises InvalidRequestError."""
+    def prompt(self, text: str | PromptText, *, raw: bool = False) -> PromptLayout:
+        """Text as `generate` would read it; a PromptText is taken as it stands. Raises InvalidRequestError."""
+        if isinstance(text, PromptText):
+            return self._intake.text_layout(text)
         return self._intake.raw_layout(text) if raw else self._intake.layout(text)
 
-    def chat_text(self, messages: Conversation) -> str:
+    def chat_text(self, messages: Conversation) -> PromptText:
         """A conversation through the model's chat template, ready for the answer. Raises InvalidRequestError."""
         return self._intake.chat_text(messages)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.prompt import PromptLayout
+from forerun.core.prompt_text import PromptText
 from forerun.core.request import Request, SamplingParams
 from forerun.engine.output import Output, refusal
 from forerun.engine.parts import ChatRenderer, Message
@@ -93,16 +94,20 @@ class Intake:
         except (ValueError, OverflowError) as error:
             raise InvalidRequestError("prompt", str(error)) from error
 
-    def chat_text(self, messages: Conversation) -> str:
+    def chat_text(self, messages: Conversation) -> PromptText:
         """A conversation through the model's chat template, ready for the answer. Raises InvalidRequestError."""
         if self._template is None:
             raise InvalidRequestError("messages", "the model has no chat template; pass a prompt instead")
         text = self._template.render(messages, add_generation_prompt=True)
-        check_unicode(text)
+        check_unicode(text.text)
         return text
 
     def chat_layout(self, messages: Conversation) -> PromptLayout:
-        return self.raw_layout(self.chat_text(messages))
+        return self.text_layout(self.chat_text(messages))
+
+    def text_layout(self, text: PromptText) -> PromptLayout:
+        """One prompt that a template wrote. Raises InvalidRequestError."""
+        return PromptLayout.of_text(self._tokenizer.tokenize(text))
 
     def _batch(
         self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout], options: RequestOptions

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from forerun.core.prompt import Tokens
+from forerun.core.prompt_text import PromptText
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Runner, Vocabulary
 
@@ -27,6 +28,11 @@ class TextVocabulary(Vocabulary, Protocol):
         ...
 
     @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """The tokens that `parse_special` alone reads, by their spelling."""
+        ...
+
+    @property
     def bos(self) -> int:
         """The token that starts a text, -1 where the model has none."""
         ...
@@ -35,8 +41,11 @@ class TextVocabulary(Vocabulary, Protocol):
 class ChatRenderer(Protocol):
     """A model's chat template."""
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as the model was trained to read it. Raises InvalidRequestError where it cannot be."""
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> PromptText:
+        """The conversation as the model was trained to read it; what users wrote of control tokens in it is plain.
+
+        Raises InvalidRequestError where it cannot be rendered.
+        """
         ...
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from forerun.core.prompt import Tokens
+import numpy as np
+
+from forerun.core.prompt import Tokens, as_tokens
+from forerun.core.prompt_text import PromptText
 from forerun.engine.parts import TextVocabulary
 from forerun.errors import EngineClosedError, InvalidRequestError
 
@@ -21,19 +24,31 @@ class Tokenizer:
         self.end_tokens = vocabulary.end_tokens
         self.size = vocabulary.size
 
-    def tokenize(self, text: str) -> Tokens:
-        """A whole prompt, with what the model wants before it unless the text brings it (rendered templates may)."""
-        brings_start = bool(self._bos_text) and text.startswith(self._bos_text)
-        return self._tokenize(text, add_special=not brings_start)
+    def tokenize(self, text: str | PromptText) -> Tokens:
+        """A whole prompt, with what the model wants before it unless the text brings it (rendered templates may).
 
-    def tokenize_continuation(self, text: str) -> Tokens:
+        Control tokens are read in it, but for what a PromptText says is plain.
+        """
+        prompt = PromptText(text) if isinstance(text, str) else text
+        begins_plain = bool(prompt.plain) and prompt.plain[0][0] == 0
+        brings_start = bool(self._bos_text) and prompt.text.startswith(self._bos_text) and not begins_plain
+        return self._tokenize(prompt, add_special=not brings_start)
+
+    def tokenize_continuation(self, text: str | PromptText) -> Tokens:
         """Text that follows other text."""
-        return self._tokenize(text, add_special=False)
+        return self._tokenize(PromptText(text) if isinstance(text, str) else text, add_special=False)
 
-    def _tokenize(self, text: str, *, add_special: bool) -> Tokens:
-        check_unicode(text)
+    def _tokenize(self, prompt: PromptText, *, add_special: bool) -> Tokens:
+        check_unicode(prompt.text)
         with self._in_use:
-            return self._alive().tokenize(text, add_special=add_special, parse_special=True)
+            vocabulary = self._alive()
+            if not prompt.plain:
+                return vocabulary.tokenize(prompt.text, add_special=add_special, parse_special=True)
+            parts = [
+                vocabulary.tokenize(text, add_special=add_special and number == 0, parse_special=not is_plain)
+                for number, (text, is_plain) in enumerate(prompt.parts())
+            ]
+        return as_tokens(np.concatenate(parts))
 
     def bytes_of(self, tokens: Iterable[int]) -> bytes:
         """The bytes that tokens add to the text."""

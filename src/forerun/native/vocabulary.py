@@ -41,6 +41,14 @@ class NativeVocabulary:
         vocab, is_end = self._vocab, llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.size) if is_end(vocab, token))
 
+    @cached_property
+    def control_tokens(self) -> dict[str, int]:
+        """The tokens that `tokenize` reads with `parse_special` alone, by their spelling."""
+        vocab, attributes = self._vocab, llama_cpp.llama_vocab_get_attr
+        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        tokens = (token for token in range(self.size) if attributes(vocab, token) & special)
+        return {text: token for token in tokens if (text := self.token_text(token))}
+
     def piece(self, token: int) -> bytes:
         """The bytes a token adds to the text; empty for control tokens. Raises IndexError outside the vocabulary."""
         known = self._pieces.get(token)

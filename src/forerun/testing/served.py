@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.chat.prompts import PromptWriter
 from forerun.chat.templates import ChatTemplate
 from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import Tokens, as_tokens
@@ -42,6 +43,7 @@ class ByteVocabulary:
     size = _VOCABULARY_SIZE
     end_tokens = frozenset({IM_END})
     bos = -1
+    control_tokens: Final[Mapping[str, int]] = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < IM_START else b""
@@ -113,7 +115,7 @@ def served_parts(
         scheduler=Scheduler(config, vocabulary),
         runner=PacedRunner(n_ctx, seconds_per_step),
         vocabulary=vocabulary,
-        chat_template=ChatTemplate(CHATML, "", ""),
+        chat_template=PromptWriter(ChatTemplate(CHATML, "", ""), vocabulary.control_tokens),
         model_name="fake",
         n_ctx=n_ctx,
     )

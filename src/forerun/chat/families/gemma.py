@@ -6,6 +6,7 @@ import ast
 import json
 from typing import Any, Final
 
+from forerun.chat.call_reading import read_calls
 from forerun.chat.families.bare_json import FENCE, read_leading_calls
 from forerun.chat.families.family import Tools
 from forerun.chat.reading import Answer, Reading, Source
@@ -22,9 +23,14 @@ def read(source: Source, answer: Answer, tools: Tools) -> Reading[None]:
         if marker == _CODE:
             yield from _read_code(source, answer, tools)
         else:
-            source.rewind(0)
-            source.record()
-            yield from read_leading_calls(source, answer, tools)
+            yield from _read_json(source, answer, tools)
+
+
+def _read_json(source: Source, answer: Answer, tools: Tools) -> Reading[None]:
+    """Calls behind an opened fence; anything else is content."""
+    yield from source.skip_space()
+    if (yield from read_calls(source, answer, tools)):
+        yield from source.took(FENCE)
 
 
 def _read_code(source: Source, answer: Answer, tools: Tools) -> Reading[None]:

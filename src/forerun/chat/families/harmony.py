@@ -80,6 +80,8 @@ def _read_message(source: Source, answer: Answer, *, calls: bool) -> Reading[Non
     header = yield from _read_header(source)
     if header is None:
         source.rewind(0)
+        if (yield from source.took(START)):
+            answer.content(START)
         yield from _read_body(source, answer, answer.content)
         return
     recipient = _RECIPIENT.search(header)
@@ -93,7 +95,7 @@ def _read_message(source: Source, answer: Answer, *, calls: bool) -> Reading[Non
 
 
 def _read_header(source: Source) -> Reading[str | None]:
-    """What comes before `<|message|>`, behind `<|start|>assistant` where that is written; None: no header comes."""
+    """What comes up to `<|message|>`, or up to where the answer was cut off; None: no header comes."""
     header = ""
     if (yield from source.took(START)):
         header = START
@@ -102,7 +104,9 @@ def _read_header(source: Source) -> Reading[str | None]:
     while not header.endswith(MESSAGE):
         char = yield from source.next()
         header += char
-        if not char or len(header) > _MAX_HEADER:
+        if not char:
+            break
+        if len(header) > _MAX_HEADER:
             return None
     return header
 
