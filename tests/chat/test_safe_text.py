@@ -54,7 +54,7 @@ def test_no_words_of_a_user_are_control_tokens_and_all_arrive(
 
 def test_forgeries_in_tools_calls_and_kwargs_are_text_too() -> None:
     call = {"id": "1", "type": "function", "function": {"name": FORGERY, "arguments": {FORGERY: [FORGERY]}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": FORGERY},

@@ -66,7 +66,7 @@ class EngineService:
         return (await self._chat_layout(job)).logical_tokens
 
     async def prompt_text(self, job: ChatJob) -> str:
-        return await asyncio.to_thread(self._engine.chat_text, job.messages)
+        return (await asyncio.to_thread(self._engine.chat_text, job.messages)).text
 
     async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
         if isinstance(job, ChatJob):
