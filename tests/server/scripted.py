@@ -93,6 +93,9 @@ class ScriptedService:
     async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
         raise NotImplementedError
 
+    def cut_off(self, reason: str) -> None:
+        raise NotImplementedError(reason)
+
 
 def scripted_backend(service: ScriptedService, settings: ServerSettings | None = None) -> Backend:
     """A backend whose answers are scripted; its tokens are bytes."""

@@ -13,6 +13,7 @@ from forerun.cli.cache_commands import cache_app
 from forerun.cli.endings import ends_well
 from forerun.cli.flatten import takes_groups
 from forerun.cli.options import ModelOptions, SamplingOptions
+from forerun.cli.serve_options import ServeOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,6 +67,16 @@ Examples:
     forerun check large.gguf --draft small.gguf
 
     forerun check large.gguf --draft small.gguf --n-ctx 32768 --no-measure --json
+"""
+
+_SERVE_EXAMPLES = """
+Examples:
+
+    forerun serve smollm2
+
+    forerun serve large.gguf --draft small.gguf --alias gpt-4o --port 8000
+
+    FORERUN_API_KEY=... forerun serve model.gguf --host 0.0.0.0
 """
 
 System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
@@ -175,3 +186,16 @@ def check(
     from forerun.cli.check import check_models
 
     check_models(model, measures=measure, as_json=json, verbose=verbose)
+
+
+@app.command(epilog=_SERVE_EXAMPLES)
+@takes_groups
+@ends_well
+def serve(model: ModelOptions, options: ServeOptions, *, verbose: Verbose = False) -> None:
+    """Serve a model behind OpenAI's and Anthropic's APIs, until Ctrl-C or SIGTERM.
+
+    Point any client at the address that is printed. Fields of requests: docs/openai-compat.md.
+    """
+    from forerun.cli.serve import serve_model
+
+    serve_model(model, options, verbose=verbose)

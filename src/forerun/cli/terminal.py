@@ -57,8 +57,12 @@ class Terminal:
 
     def warn_synthetic(self) -> None:
         """What stands on standard output is no answer."""
+        self.warn("synthetic acceptance: the costs are real, the text is INVALID")
+
+    def warn(self, line: str) -> None:
+        """A line that should not be overlooked, on standard error."""
         sys.stdout.flush()
-        self.console.print("forerun: synthetic acceptance: the costs are real, the text is INVALID", style="yellow")
+        self.console.print(f"forerun: {line}", style="yellow", markup=False, soft_wrap=True)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -96,19 +100,38 @@ class Terminal:
 
     def load(self, config: EngineConfig) -> Engine:
         """An engine, with progress while its models load."""
+        with self.loading(config.model) as progress:
+            return Engine(build(config, progress.show))
+
+    @contextmanager
+    def loading(self, model: str) -> Iterator[LoadingBars]:
+        """Show how far models are loaded, until this ends or the bars are stopped."""
         if not self.console.is_terminal:
-            with self.waiting(f"loading {config.model}"):
-                return Engine(build(config))
-        columns = (TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn())
-        with self._progress(*columns) as progress:
-            tasks: dict[str, TaskID] = {}
+            with self.waiting(f"loading {model}"):
+                yield LoadingBars(None)
+            return
+        with self._progress(TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn()) as progress:
+            yield LoadingBars(progress)
 
-            def show(name: str, share: float) -> None:
-                if name not in tasks:
-                    tasks[name] = progress.add_task(name, total=1.0)
-                progress.update(tasks[name], completed=share)
 
-            return Engine(build(config, show))
+class LoadingBars:
+    """A bar for each model that is loaded; any thread."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, name: str, share: float) -> None:
+        if self._progress is None:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=1.0)
+        self._progress.update(self._tasks[name], completed=share)
+
+    def stop(self) -> None:
+        """Nothing more is loaded: take the bars away."""
+        if self._progress is not None:
+            self._progress.stop()
 
 
 class _OneLine(logging.Handler):

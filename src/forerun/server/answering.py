@@ -12,7 +12,7 @@ from forerun.chat.pieces import OutputParser, Piece, Reasoning, ToolCall
 from forerun.core.request import FinishReason
 from forerun.engine.async_engine import AsyncOutputIterator
 from forerun.engine.output import Output
-from forerun.errors import EngineError, RequestTimeoutError
+from forerun.errors import EngineClosedError, RequestTimeoutError
 from forerun.server.jobs import ChoiceEvent
 from forerun.server.problems import problem_of
 from forerun.server.records import current_record
@@ -46,7 +46,8 @@ class Choice:
 
 
 class EngineAnswering:
-    """Implements jobs.Answering. Used by one task; `on_end` is called once, however it ends."""
+    """Implements jobs.Answering. Used by one task; `on_end` is called once, however it ends; `abort` ends its
+    requests in the engine."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class EngineAnswering:
         *,
         prompt_tokens: int,
         timeout: float | None,
+        abort: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
         self._id = id
@@ -64,6 +66,8 @@ class EngineAnswering:
         self._prompt_tokens = prompt_tokens
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._abort = abort
+        self._cut_for: str | None = None
         self._on_end: Callable[[], None] | None = on_end
         self._ready: deque[ChoiceEvent] = deque()
         self._unfinished = len(choices)
@@ -110,7 +114,7 @@ class EngineAnswering:
         ends = output.finish_reason is not None
         self._unfinished -= ends
         if output.finish_reason is FinishReason.ABORT:
-            raise EngineError("the answer was cut off by the server")
+            raise EngineClosedError(self._cut_for or "the answer was cut off")
         if output.token_ids:
             self._record.count(output.index, len(output.token_ids))
         if output.finish_reason is not None:
@@ -127,6 +131,11 @@ class EngineAnswering:
             usage=output.usage,
             reasoning_tokens=choice.reasoning_tokens,
         )
+
+    def cut_off(self, reason: str) -> None:
+        """End it with an EngineClosedError; what the choices have until then still comes."""
+        self._cut_for = reason
+        self._abort()
 
     async def aclose(self) -> None:
         """End what is still open. Safe to call again."""

@@ -147,3 +147,7 @@ class ChatService(Protocol):
     async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
         """The job's prompts, as the engine reads them."""
         ...
+
+    def cut_off(self, reason: str) -> None:
+        """End all answers that are open with an EngineClosedError."""
+        ...

@@ -49,6 +49,7 @@ class EngineService:
         self.seats = seats
         self._timeout = timeout
         self._adapters = frozenset(adapters)
+        self._open: dict[str, EngineAnswering] = {}
 
     async def start(self, job: ChatJob | TextJob) -> EngineAnswering:
         count = job.n * (len(job.prompts) if isinstance(job, TextJob) else 1)
@@ -110,14 +111,25 @@ class EngineService:
         batch = Batch(count, requests, {request.id: index for index, request in enumerate(requests)}, ())
         current_record().begin(self._engine.model_name, count, prepared.prompt_tokens)
         timeouts = [limit for limit in (job.timeout, self._timeout) if limit is not None]
-        return EngineAnswering(
+        answering = EngineAnswering(
             job_id,
             AsyncOutputIterator(self._engine, lambda: batch, incremental=True),
             prepared.choices,
             prompt_tokens=prepared.prompt_tokens,
             timeout=min(timeouts, default=None),
-            on_end=lambda: self.seats.release(count),
+            abort=lambda: self._engine.abort(batch.indexes),
+            on_end=lambda: self._ended(job_id, count),
         )
+        self._open[job_id] = answering
+        return answering
+
+    def _ended(self, job_id: str, count: int) -> None:
+        del self._open[job_id]
+        self.seats.release(count)
+
+    def cut_off(self, reason: str) -> None:
+        for answering in list(self._open.values()):
+            answering.cut_off(reason)
 
     def _requests(self, job: ChatJob | TextJob, job_id: str, layouts: Sequence[PromptLayout]) -> tuple[Request, ...]:
         arrival = time.monotonic()

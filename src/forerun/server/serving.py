@@ -70,6 +70,11 @@ class Backend:
         """There will be no engine."""
         self._health = EngineHealth(EngineState.FAILED, reason)
 
+    def cut_off(self) -> None:
+        """End all open answers: the server stops."""
+        if self.serving is not None:
+            self.serving.service.cut_off("the server is being stopped")
+
     @property
     def health(self) -> EngineHealth:
         return self._health if self.serving is None else self.serving.engine.health

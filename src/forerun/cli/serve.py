@@ -1,0 +1,42 @@
+"""`forerun serve`: a model behind OpenAI's and Anthropic's APIs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from forerun.cli.options import ModelOptions
+from forerun.cli.serve_options import KEY_VARIABLE, ServeOptions
+from forerun.cli.terminal import Terminal
+from forerun.compose_server import Announcements, serve
+from forerun.server.serving import Serving
+
+
+def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    settings = options.settings()
+    config = dataclasses.replace(model.config(), max_num_seqs=options.max_num_seqs)
+    terminal = Terminal(verbose=verbose)
+    if not settings.is_loopback and not settings.api_keys:
+        terminal.warn(
+            f"everybody who can reach {settings.host} can use this server: set {KEY_VARIABLE} or --api-key-file"
+        )
+    with terminal.loading(config.model) as progress:
+        address = ""
+
+        def listening(at: str) -> None:
+            nonlocal address
+            address = at
+            terminal.note(f"listening on {at}, loading {config.model}")
+
+        def ready(serving: Serving) -> None:
+            progress.stop()
+            terminal.note(_greeting(address, serving, has_keys=bool(settings.api_keys)))
+
+        serve(config, settings, Announcements(listening, progress.show, ready))
+
+
+def _greeting(address: str, serving: Serving, *, has_keys: bool) -> str:
+    key = ' -H "Authorization: Bearer $FORERUN_API_KEY"' if has_keys else ""
+    body = f'{{"model": "{serving.model.id}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    curl = f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"{serving.model.id} is ready at {address} (API: {address}/docs)\n  {curl}"

@@ -1,0 +1,75 @@
+"""What `forerun serve` is told beside the model."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from forerun.cli.sizes import parse_size
+from forerun.errors import InvalidConfigError
+from forerun.server.settings import DEFAULT_PORT, ServerSettings, read_keys
+
+KEY_VARIABLE: Final = "FORERUN_API_KEY"
+_option = functools.partial(typer.Option, rich_help_panel="Server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where the server listens, who may call, and its limits."""
+
+    host: Annotated[str, _option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1"
+    port: Annotated[int, _option(help="0: one that is free.")] = DEFAULT_PORT
+    alias: Annotated[
+        list[str] | None, _option(metavar="NAME", help="A further name of the model; may be repeated.")
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        _option(
+            metavar="FILE",
+            dir_okay=False,
+            help=f"API keys, one a line; or one in the environment variable {KEY_VARIABLE}. Default: nobody is asked.",
+        ),
+    ] = None
+    max_num_seqs: Annotated[int, _option(help="Requests that run at the same time.")] = 16
+    max_queue: Annotated[int, _option(help="Requests that may wait beside them; one more is refused.")] = 64
+    timeout: Annotated[float | None, _option(metavar="SECONDS", help="An answer may take. Default: no limit.")] = None
+    shutdown_timeout: Annotated[
+        float, _option(metavar="SECONDS", help="Open answers may go on when the server is told to stop.")
+    ] = 30.0
+    keep_alive: Annotated[float, _option(metavar="SECONDS", help="Silence after which a stream sends a comment.")] = (
+        10.0
+    )
+    max_body: Annotated[str, _option(metavar="SIZE", help="A request's body at most.")] = "16MiB"
+    cors_origin: Annotated[
+        list[str] | None,
+        _option(metavar="ORIGIN", help="A web page that may call from browsers, such as https://example.org; * all."),
+    ] = None
+
+    def settings(self) -> ServerSettings:
+        """Raises InvalidConfigError."""
+        return ServerSettings(
+            host=self.host,
+            port=self.port,
+            aliases=tuple(self.alias or ()),
+            api_keys=_keys(self.api_key_file),
+            cors_origins=tuple(self.cors_origin or ()),
+            max_body_bytes=parse_size("max_body", self.max_body),
+            max_queue=self.max_queue,
+            timeout=self.timeout,
+            keep_alive=self.keep_alive,
+            shutdown_timeout=self.shutdown_timeout,
+        )
+
+
+def _keys(file: Path | None) -> frozenset[str]:
+    """From the file and the environment, never from the command line, which everybody on the machine can read."""
+    keys = frozenset() if file is None else read_keys(file)
+    given = os.environ.get(KEY_VARIABLE)
+    if given is not None and not given.strip():
+        raise InvalidConfigError("api_keys", f"{KEY_VARIABLE} is set but empty: give it a key, or unset it")
+    return keys | {given.strip()} if given else keys

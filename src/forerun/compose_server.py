@@ -1,0 +1,86 @@
+"""Joins engine and server: what `forerun serve` runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.compose import AsyncEngine, LoadProgress
+from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine_config import EngineConfig
+from forerun.errors import ForerunError
+from forerun.server.app import create_app
+from forerun.server.listening import HttpServer
+from forerun.server.seats import Seats
+from forerun.server.service import EngineService
+from forerun.server.serving import Backend, ServedModel, Serving
+from forerun.server.settings import ServerSettings
+
+OpenEngine = Callable[[EngineConfig, LoadProgress], AsyncioEngine]
+
+
+def open_engine(config: EngineConfig, progress: LoadProgress) -> AsyncioEngine:
+    """Load the models. Raises ModelError."""
+    return AsyncEngine.load(config.model, progress=progress, **_other_fields(config))
+
+
+def _other_fields(config: EngineConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in EngineConfig.__slots__ if name != "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Announcements:
+    """Who is told how the start goes. Called on the event loop, but for `progress`, which comes from a thread."""
+
+    listening: Callable[[str], None]
+    """The address; the model may still be loading."""
+    progress: LoadProgress
+    ready: Callable[[Serving], None]
+
+
+def serve(
+    config: EngineConfig, settings: ServerSettings, told: Announcements, *, open_engine: OpenEngine = open_engine
+) -> None:
+    """Serve until a signal comes. Raises ForerunError where the model cannot be loaded or the port not be had."""
+    asyncio.run(_serve(config, settings, told, open_engine))
+
+
+async def _serve(config: EngineConfig, settings: ServerSettings, told: Announcements, opening: OpenEngine) -> None:
+    backend = Backend(settings)
+    server = HttpServer(create_app(backend), backend, started=told.listening)
+    loading = asyncio.create_task(_load(config, backend, told, opening))
+    serving = asyncio.create_task(server.serve())
+    try:
+        await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and loading.exception() is not None:
+            server.should_exit = True
+        await serving
+        loading.result() if loading.done() else loading.cancel()
+    finally:
+        if backend.serving is not None:
+            await backend.serving.engine.close()
+
+
+async def _load(config: EngineConfig, backend: Backend, told: Announcements, opening: OpenEngine) -> None:
+    def progress(name: str, share: float) -> None:
+        backend.loading(name, share)
+        told.progress(name, share)
+
+    try:
+        engine = await asyncio.to_thread(opening, config, progress)
+    except ForerunError as error:
+        backend.failed(str(error))
+        raise
+    serving = serving_on(engine, config, backend.settings)
+    backend.serving = serving
+    told.ready(serving)
+
+
+def serving_on(engine: AsyncioEngine, config: EngineConfig, settings: ServerSettings) -> Serving:
+    """What stands in front of an engine."""
+    seats = Seats(config.max_num_seqs, settings.max_queue)
+    service = EngineService(engine, seats, timeout=settings.timeout, adapters=config.adapters)
+    model = ServedModel(Path(config.model).stem, engine.model_name, settings.aliases)
+    return Serving(engine, service, seats, model)

@@ -1,0 +1,141 @@
+"""The socket side: uvicorn with bounded headers, a start that can be watched, and an end within a stated time."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from forerun.server.serving import Backend
+
+_HEADERS_WITHIN: Final = 30.0
+"""Seconds that a client may take to send a request's headers."""
+_AFTER_CUT: Final = 2.0
+"""Seconds for the last events of streams that are cut."""
+_BACKLOG: Final = 2048
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 on one connection. Closes it where headers are too long or take too long: uvicorn alone would go on."""
+
+    max_header_bytes = 32 * 2**10
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._unfinished = 0
+        """Bytes that came since headers were last complete."""
+        self._reads_headers = True
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(_HEADERS_WITHIN, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._calm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reads_headers:
+            self._unfinished += len(data)
+        super().data_received(data)
+        if self._reads_headers and self._unfinished > self.max_header_bytes and not self.transport.is_closing():
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._reads_headers = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._reads_headers = False
+        self._unfinished = 0
+        self._calm()
+        super().on_headers_complete()
+
+    def _calm(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _give_up(self) -> None:
+        if self._reads_headers and not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self) -> None:
+        self.transport.write(
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.close()
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until it is told to stop (SIGTERM, SIGINT, `should_exit`).
+
+    Then no more connections are taken, what is open may finish for `shutdown_timeout` seconds, and what is still open
+    after that is cut: streams end with an error event.
+    """
+
+    def __init__(self, app: FastAPI, backend: Backend, *, started: Callable[[str], None] = lambda _: None) -> None:
+        """`started` is told the address once connections are taken."""
+        settings = backend.settings
+        protocol = type("Protocol", (BoundedProtocol,), {"max_header_bytes": settings.max_header_bytes})
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=int(settings.shutdown_timeout + _AFTER_CUT) + 1,
+        )
+        super().__init__(config)
+        self._backend = backend
+        self._started = started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals end `serve`, and nothing else: uvicorn raises them again afterwards, before engines are closed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._started(self.address)
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._backend.is_stopping = True
+        loop = asyncio.get_running_loop()
+        cut = loop.call_later(self._backend.settings.shutdown_timeout, self._backend.cut_off)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
