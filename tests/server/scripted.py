@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from forerun.chat.pieces import Content, Piece, Reasoning, ToolArguments, ToolCall
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, TokenLogprobs, Usage
+from forerun.engine.async_engine import AsyncioEngine
 from forerun.server.jobs import ChatJob, ChoiceEvent, TextJob
 from forerun.server.seats import Seats
 from forerun.server.serving import Backend, ServedModel, Serving
@@ -97,8 +97,6 @@ class ScriptedService:
         raise NotImplementedError(reason)
 
 
-def scripted_backend(service: ScriptedService, settings: ServerSettings | None = None) -> Backend:
-    """A backend whose answers are scripted; its tokens are bytes."""
-    engine = SimpleNamespace(tokenizer=SimpleNamespace(bytes_of=bytes))
-    model = ServedModel(MODEL, "scripted.gguf")
-    return Backend(settings or ServerSettings(), Serving(cast(Any, engine), service, Seats(8, 8), model))
+def scripted_backend(service: ScriptedService, engine: AsyncioEngine, settings: ServerSettings) -> Backend:
+    """A backend whose answers are scripted; the engine is there for its tokenizer and its health."""
+    return Backend(settings, Serving(engine, service, Seats(8, 8), ServedModel(MODEL, "scripted.gguf")))

@@ -1,0 +1,83 @@
+"""Servers that the official clients talk to: one whose answers are scripted, one with SmolLM2. Each starts once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from anthropic import Anthropic, AsyncAnthropic
+from openai import AsyncOpenAI, OpenAI
+
+from forerun.engine.async_engine import AsyncioEngine
+from forerun.server.app import create_app
+from forerun.server.serving import Backend
+from forerun.server.settings import ServerSettings
+from forerun.testing.served import served_parts
+from tests.server.scripted import MODEL, ScriptedService, scripted_backend
+
+KEY = "the-right-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The official clients of one server. `model` is what it serves."""
+
+    url: str
+    model: str
+    key: str = KEY
+
+    def openai(self, key: str | None = None) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0)
+
+    def async_openai(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+
+    def anthropic(self, key: str | None = None) -> Anthropic:
+        return Anthropic(base_url=self.url, api_key=key or self.key, max_retries=0)
+
+    def async_anthropic(self) -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.url, api_key=self.key, max_retries=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted(Clients):
+    service: ScriptedService = field(default_factory=ScriptedService)
+
+
+@contextmanager
+def listening(backend: Backend) -> Iterator[str]:
+    """The backend's address while it is served on a thread."""
+    server = uvicorn.Server(uvicorn.Config(create_app(backend), port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def scripted_server() -> Iterator[Scripted]:
+    service, engine = ScriptedService(), AsyncioEngine(served_parts())
+    with listening(scripted_backend(service, engine, ServerSettings(api_keys=frozenset({KEY})))) as url:
+        yield Scripted(url, MODEL, service=service)
+    asyncio.run(engine.close())
+
+
+@pytest.fixture
+def scripted(scripted_server: Scripted) -> Scripted:
+    """The scripted server with nothing to say yet."""
+    service = scripted_server.service
+    service.script, service.refusal = (), None
+    service.jobs.clear()
+    return scripted_server
