@@ -34,6 +34,44 @@ FAMILY_ANSWERS = {
         '{"name": "Ada", "age": 36}',
     ],
 }
+FAMILY_ANSWERS |= {
+    "qwen-coder": [
+        FAMILY_ANSWERS["hermes"][2],
+        "Well.\n<function=search>\n<parameter=query>x</parameter>\n</function>",
+    ],
+    "mistral": [
+        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "search", "arguments": {{}}}}]',
+        "[THINK]Hm.[/THINK]See [TOOL_CALLS] in text",
+    ],
+    "mistral-args": [f"One moment.[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]search[CALL_ID]abc[ARGS]{{}}"],
+    "deepseek": [
+        "<think>Hm.</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        f"```json\n{PARIS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n"
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>",
+    ],
+    "deepseek-v3.1": [
+        f"Look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>search<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ],
+    "granite": [
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "search", "arguments": {{}}}}]'
+    ],
+    "gemma": [
+        "```tool_code\nprint(get_weather('Paris'))\nsearch()\n```",
+        f'Sure.\n```json\n[{{"name": "get_weather", "parameters": {PARIS}}}, {{"name": "search"}}]\n```',
+        "```tool_code\nimport os\n```",
+        '```json\n{"a": 1}\n```',
+    ],
+    "harmony": [
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Look.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{PARIS}<|end|>"
+        "<|start|>assistant to=functions.search<|channel|>commentary json<|message|>{}<|call|>",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes, <|ok|>.<|return|>",
+        "No header at all.",
+        "<|start|>" * 3,
+    ],
+}
 ANSWERS = [(name, text) for name, texts in FAMILY_ANSWERS.items() for text in texts]
 SOUP = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "search"', '"arguments": {', "}", "]", "[", ","]
 SOUP += [
@@ -47,6 +85,15 @@ SOUP += [
     "</parameter>",
     "```json\n",
     "<|python_tag|>",
+]
+SOUP += ["[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>analysis", "<|message|>", " to=functions.f", "<|end|>"]
+SOUP += [
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<|tool_call|>",
+    "```tool_code\n",
+    "search()",
 ]
 
 
@@ -82,6 +129,39 @@ def test_no_text_breaks_a_parser_and_all_of_it_is_told_alike(name: str, parts: l
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_text_without_tools_is_content_as_it_stands(name: str, text: str) -> None:
     assert content(parsed(name, text, tools=())) == text
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY_ANSWERS if name not in ("hermes", "llama3", "qwen-coder")])
+def test_two_calls_of_each_family_are_read_without_a_rest(name: str) -> None:
+    pieces = parsed(name, FAMILY_ANSWERS[name][0])
+    assert calls(pieces) == [("get_weather", {"city": "Paris"}), ("search", {})]
+    assert content(pieces) in ("", "One moment.", "Look.")
+
+
+def test_what_only_looks_like_calls_of_a_family_is_content() -> None:
+    assert parsed("mistral", FAMILY_ANSWERS["mistral"][1]) == [Reasoning("Hm."), Content("See [TOOL_CALLS] in text")]
+    for name, number in (("deepseek", 1), ("gemma", 2), ("gemma", 3), ("harmony", 2)):
+        assert parsed(name, FAMILY_ANSWERS[name][number]) == [Content(FAMILY_ANSWERS[name][number])]
+
+
+def test_qwen_coder_may_leave_the_outer_tag_out() -> None:
+    pieces = parsed("qwen-coder", FAMILY_ANSWERS["qwen-coder"][1])
+    assert calls(pieces) == [("search", {"query": "x"})]
+    assert content(pieces) == "Well."
+
+
+def test_gemma_calls_in_json_are_read_behind_text() -> None:
+    pieces = parsed("gemma", FAMILY_ANSWERS["gemma"][1])
+    assert calls(pieces) == [("get_weather", {"city": "Paris"}), ("search", {})]
+    assert content(pieces) == "Sure."
+
+
+def test_harmony_channels_are_reasoning_preamble_and_answer() -> None:
+    assert parsed("harmony", FAMILY_ANSWERS["harmony"][0])[:2] == [Reasoning("Hm."), Content("Look.")]
+    assert parsed("harmony", FAMILY_ANSWERS["harmony"][1]) == [Reasoning("Hm."), Content("Yes, <|ok|>.")]
+    cut = FAMILY_ANSWERS["harmony"][1][: -len("l<|message|>Yes, <|ok|>.<|return|>")]
+    assert parsed("harmony", cut) == [Reasoning("Hm.")]  # a header that was cut off is no text
+    assert parsed("harmony", FAMILY_ANSWERS["harmony"][3]) == []
 
 
 def test_hermes_calls_are_read_with_the_text_before_them() -> None:

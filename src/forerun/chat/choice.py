@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from forerun.chat.families import bare_json, deepseek, gemma, granite, harmony, hermes, llama, mistral
+from forerun.chat.families import bare_json, deepseek, gemma, granite, harmony, hermes, llama, mistral, xml_grammar
 from forerun.chat.families.family import TaggedFamily
 from forerun.chat.families.harmony import HarmonyFormat
 from forerun.chat.formats import ChatFormat
@@ -15,42 +15,53 @@ from forerun.errors import InvalidConfigError
 AUTO: Final = "auto"
 """By the markers in the template."""
 
-HERMES: Final = TaggedFamily("hermes", hermes.read, call_markers=(hermes.CALL, hermes.CALL_END))
-QWEN_CODER: Final = replace(HERMES, name="qwen-coder")
-LLAMA: Final = TaggedFamily("llama3", llama.read, call_markers=(llama.PYTHON_TAG,))
+_HERMES_MARKERS: Final = (hermes.CALL, hermes.CALL_END)
+HERMES: Final = TaggedFamily("hermes", hermes.read, hermes.SYNTAX.grammar, _HERMES_MARKERS)
+QWEN_CODER: Final = replace(HERMES, name="qwen-coder", write_grammar=xml_grammar.SYNTAX.grammar)
+LLAMA: Final = TaggedFamily("llama3", llama.read, llama.SYNTAX.grammar, (llama.PYTHON_TAG,))
 MISTRAL: Final = TaggedFamily(
-    "mistral", mistral.read, call_markers=(mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID), thinking=mistral.THINK
+    "mistral",
+    mistral.read,
+    mistral.LIST_SYNTAX.grammar,
+    (mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID),
+    mistral.THINK,
 )
+MISTRAL_NAMED: Final = replace(MISTRAL, name="mistral-args", write_grammar=mistral.NAMED_SYNTAX.grammar)
 DEEPSEEK: Final = TaggedFamily(
     "deepseek",
     deepseek.read,
-    call_markers=(deepseek.CALLS, deepseek.CALLS_END, deepseek.CALL, deepseek.CALL_END, deepseek.SEPARATOR),
+    deepseek.FENCED_SYNTAX.grammar,
+    (deepseek.CALLS, deepseek.CALLS_END, deepseek.CALL, deepseek.CALL_END, deepseek.SEPARATOR),
 )
-GRANITE: Final = TaggedFamily(
-    "granite", granite.read, call_markers=(granite.GRANITE_CALL, hermes.CALL, hermes.CALL_END)
-)
-GEMMA: Final = TaggedFamily("gemma", gemma.read)
+DEEPSEEK_PLAIN: Final = replace(DEEPSEEK, name="deepseek-v3.1", write_grammar=deepseek.PLAIN_SYNTAX.grammar)
+GRANITE: Final = TaggedFamily("granite", granite.read, granite.SYNTAX.grammar, (granite.GRANITE_CALL, *_HERMES_MARKERS))
+GEMMA: Final = TaggedFamily("gemma", gemma.read, bare_json.SYNTAX.grammar)
 HARMONY: Final = HarmonyFormat()
-GENERIC: Final = TaggedFamily("generic", bare_json.read, call_markers=(hermes.CALL, hermes.CALL_END))
+GENERIC: Final = TaggedFamily("generic", bare_json.read, bare_json.SYNTAX.grammar, _HERMES_MARKERS)
 
-_FAMILIES: Final = (HERMES, QWEN_CODER, LLAMA, MISTRAL, DEEPSEEK, GRANITE, GEMMA, HARMONY, GENERIC)
+_FAMILIES: Final = (
+    *(HERMES, QWEN_CODER, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_PLAIN),
+    *(GRANITE, GEMMA, HARMONY, GENERIC),
+)
 FORMAT_NAMES: Final = tuple(family.name for family in _FAMILIES)
 """What `--chat-format` takes besides AUTO."""
 
-# Looked for in this order: what only one family has comes before what several do.
-_SIGNS: Final[tuple[tuple[str, TaggedFamily | HarmonyFormat], ...]] = (
-    (harmony.CHANNEL, HARMONY),
-    (deepseek.CALL, DEEPSEEK),
-    (mistral.CALLS, MISTRAL),
-    (granite.GRANITE_CALL, GRANITE),
-    ("<function=", QWEN_CODER),
-    (hermes.CALL, HERMES),
-    (llama.PYTHON_TAG, LLAMA),
-    ("<|eom_id|>", LLAMA),
-    ("<|start_header_id|>", LLAMA),
-    ("<start_of_turn>", GEMMA),
-    ("<｜Assistant｜>", DEEPSEEK),
-    ("[INST]", MISTRAL),
+# Looked for in this order: what only one family has comes before what several do. All texts of a row must be there.
+_SIGNS: Final[tuple[tuple[tuple[str, ...], TaggedFamily | HarmonyFormat], ...]] = (
+    ((harmony.CHANNEL,), HARMONY),
+    ((deepseek.CALL, "```json"), DEEPSEEK),
+    ((deepseek.CALL,), DEEPSEEK_PLAIN),
+    ((mistral.CALLS, mistral.ARGUMENTS), MISTRAL_NAMED),
+    ((mistral.CALLS,), MISTRAL),
+    ((granite.GRANITE_CALL,), GRANITE),
+    (("<function=",), QWEN_CODER),
+    ((hermes.CALL,), HERMES),
+    ((llama.PYTHON_TAG,), LLAMA),
+    (("<|eom_id|>",), LLAMA),
+    (("<|start_header_id|>",), LLAMA),
+    (("<start_of_turn>",), GEMMA),
+    (("<｜Assistant｜>",), DEEPSEEK),
+    (("[INST]",), MISTRAL),
 )
 
 
@@ -61,7 +72,7 @@ def choose_format(template: str | None, *, name: str = AUTO, controls: Mapping[s
     """
     by_name = {family.name: family for family in _FAMILIES}
     if name == AUTO:
-        family = next((family for sign, family in _SIGNS if sign in (template or "")), GENERIC)
+        family = next((family for signs, family in _SIGNS if all(sign in (template or "") for sign in signs)), GENERIC)
     elif name in by_name:
         family = by_name[name]
     else:

@@ -7,9 +7,11 @@ from typing import Final
 from forerun.chat.call_reading import read_calls
 from forerun.chat.families import hermes
 from forerun.chat.families.family import Tools
+from forerun.chat.families.lark import CallSyntax, json_call
 from forerun.chat.reading import Answer, Reading, Source
 
 FENCE: Final = "```"
+SYNTAX: Final = CallSyntax((), json_call, (", ",), ("]}",), prefix=('{"tool_calls": [',))
 _LISTS: Final = ('"tool_calls"', '"tool_call"')
 
 

@@ -6,6 +6,8 @@ from typing import Final
 
 from forerun.chat.call_reading import read_value
 from forerun.chat.families.family import Tools
+from forerun.chat.families.lark import CallSyntax, Controls, arguments, literals
+from forerun.chat.formats import Tool
 from forerun.chat.reading import Answer, Reading, Source
 
 CALLS: Final = "<｜tool▁calls▁begin｜>"
@@ -15,6 +17,20 @@ CALL_END: Final = "<｜tool▁call▁end｜>"
 SEPARATOR: Final = "<｜tool▁sep｜>"
 _KIND: Final = "function"
 _FENCE: Final = "```"
+_FENCE_END: Final = "\n```"
+
+
+def _fenced_call(tool: Tool, controls: Controls) -> str:
+    start = literals([_KIND, SEPARATOR, f"{tool.name}\n{_FENCE}json\n"], controls)
+    return f"{start} {arguments(tool)} {literals([_FENCE_END], controls)}"
+
+
+def _plain_call(tool: Tool, controls: Controls) -> str:
+    return f"{literals([tool.name, SEPARATOR], controls)} {arguments(tool)}"
+
+
+FENCED_SYNTAX: Final = CallSyntax((CALLS, CALL), _fenced_call, (CALL_END, "\n", CALL), (CALL_END, CALLS_END))
+PLAIN_SYNTAX: Final = CallSyntax((CALLS, CALL), _plain_call, (CALL_END, CALL), (CALL_END, CALLS_END))
 
 
 def read(source: Source, answer: Answer, tools: Tools) -> Reading[None]:

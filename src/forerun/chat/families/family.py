@@ -25,12 +25,6 @@ class WriteGrammar(Protocol):
     ) -> Grammar | None: ...
 
 
-def no_grammar(tools: Sequence[Tool], controls: Mapping[str, int], *, parallel: bool, required: bool) -> Grammar | None:
-    """Nothing is enforced."""
-    del tools, controls, parallel, required
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """The tags around reasoning."""
@@ -48,7 +42,7 @@ class TaggedFamily:
 
     name: str
     read_calls: ReadCalls
-    write_grammar: WriteGrammar = no_grammar
+    write_grammar: WriteGrammar
     call_markers: tuple[str, ...] = ()
     thinking: Thinking = THINK
     controls: Mapping[str, int] = field(default_factory=dict)

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-from forerun.chat.families.family import WriteGrammar, no_grammar
+from forerun.chat.families.lark import arguments, literals
 from forerun.chat.formats import Tool
 from forerun.chat.pieces import OutputParser
 from forerun.chat.reading import END, Answer, CoroutineParser, Reading, Source, Write
-from forerun.core.grammar import Grammar
+from forerun.core.grammar import Grammar, GrammarKind
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -39,7 +39,6 @@ class HarmonyFormat:
     """A ChatFormat."""
 
     name: str = "harmony"
-    write_grammar: WriteGrammar = no_grammar
     controls: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -64,7 +63,31 @@ class HarmonyFormat:
         return CoroutineParser(answer, reading)
 
     def call_grammar(self, tools: Sequence[Tool], *, parallel: bool, required: bool) -> Grammar | None:
-        return self.write_grammar(tools, self.controls, parallel=parallel, required=required)
+        """A call ends the answer: there is one at most, in any case."""
+        del parallel
+        if not tools or not (required or any(tool.strict for tool in tools)):
+            return None
+        calls = [f"call_{index}: {_call(tool, self.controls)}" for index, tool in enumerate(tools)]
+        names = [f"call_{index}" for index in range(len(tools))]
+        ends = names if required else [*names, "final"]
+        rules = [
+            f"start: (thought | preamble)* ({' | '.join(ends)})",
+            f"thought: {literals([CHANNEL, 'analysis', MESSAGE], self.controls)} {self._until_next}",
+            f"preamble: {literals([CHANNEL, 'commentary', MESSAGE], self.controls)} {self._until_next}",
+            f"final: {literals([CHANNEL, 'final', MESSAGE], self.controls)} TEXT",
+            r"TEXT: /(.|\n)*/",
+            *calls,
+        ]
+        return Grammar(GrammarKind.LARK, "\n".join(["%llguidance {}", *rules]))
+
+    @property
+    def _until_next(self) -> str:
+        return f"TEXT {literals([MESSAGE_END, START, 'assistant'], self.controls)}"
+
+
+def _call(tool: Tool, controls: Mapping[str, int]) -> str:
+    start = [CHANNEL, f"commentary to=functions.{tool.name} ", CONSTRAIN, "json", MESSAGE]
+    return f"{literals(start, controls)} {arguments(tool)}"
 
 
 def _read(source: Source, answer: Answer, *, calls: bool, is_open: bool) -> Reading[None]:

@@ -6,11 +6,13 @@ from typing import Final
 
 from forerun.chat.call_reading import read_calls
 from forerun.chat.families.family import Tools
+from forerun.chat.families.lark import CallSyntax, json_call
 from forerun.chat.families.xml_calls import FUNCTION, read_function
 from forerun.chat.reading import Answer, Reading, Source
 
 CALL: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
+SYNTAX: Final = CallSyntax((CALL, "\n"), json_call, ("\n", CALL_END, "\n", CALL, "\n"), ("\n", CALL_END))
 
 
 def read(source: Source, answer: Answer, tools: Tools) -> Reading[None]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Final
 
 from forerun.chat.call_reading import read_calls
 from forerun.chat.families.bare_json import read_leading_calls
 from forerun.chat.families.family import Tools
+from forerun.chat.families.lark import CallSyntax, json_call
 from forerun.chat.reading import END, Answer, Reading, Source
 
 PYTHON_TAG: Final = "<|python_tag|>"
+SYNTAX: Final = CallSyntax((), partial(json_call, arguments_key="parameters"), ("; ",))
 _INTERPRETERS: Final = ("code_interpreter", "ipython", "python")
 """Names under which a tool is given the code that comes behind the tag."""
 

@@ -6,12 +6,22 @@ from typing import Final
 
 from forerun.chat.call_reading import read_calls, read_value
 from forerun.chat.families.family import Thinking, Tools
+from forerun.chat.families.lark import CallSyntax, Controls, arguments, json_call, literals
+from forerun.chat.formats import Tool
 from forerun.chat.reading import END, Answer, Reading, Source
 
 CALLS: Final = "[TOOL_CALLS]"
 ARGUMENTS: Final = "[ARGS]"
 CALL_ID: Final = "[CALL_ID]"
 THINK: Final = Thinking("[THINK]", "[/THINK]")
+
+
+def _named_call(tool: Tool, controls: Controls) -> str:
+    return f"{literals([tool.name, ARGUMENTS], controls)} {arguments(tool)}"
+
+
+LIST_SYNTAX: Final = CallSyntax((CALLS, "["), json_call, (", ",), ("]",))
+NAMED_SYNTAX: Final = CallSyntax((CALLS,), _named_call, (CALLS,))
 
 
 def read(source: Source, answer: Answer, tools: Tools) -> Reading[None]:
