@@ -12,6 +12,7 @@ from forerun.engine.output import Output
 from forerun.engine_config import EngineConfig
 from forerun.errors import (
     EngineClosedError,
+    EngineDiedError,
     EngineError,
     ForerunError,
     IncompatibleDraftError,
@@ -36,6 +37,7 @@ __all__ = [
     "Engine",
     "EngineClosedError",
     "EngineConfig",
+    "EngineDiedError",
     "EngineError",
     "EngineHealth",
     "EngineState",

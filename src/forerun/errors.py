@@ -70,5 +70,9 @@ class StepFailedError(EngineError):
     """The model's evaluation of a request failed, also when it was tried alone."""
 
 
+class EngineDiedError(EngineError):
+    """The engine's process died while it was answering; it is started again, and the request can be sent again."""
+
+
 class EngineClosedError(EngineError):
     """The engine was closed, or its thread died, before the request finished."""

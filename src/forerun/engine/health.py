@@ -50,3 +50,11 @@ class EngineHealth:
 
 
 READY = EngineHealth(EngineState.READY)
+
+
+def stalled_or_ready(step_seconds: float | None, stall_after: float) -> EngineHealth:
+    """Of an engine that runs, by how long its present step has taken."""
+    if step_seconds is None or step_seconds <= stall_after:
+        return READY
+    reason = f"there is work, but no step has ended for {step_seconds:.0f} s (a step may take {stall_after:g} s)"
+    return EngineHealth(EngineState.STALLED, reason, seconds=step_seconds)

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from forerun.core.request import FinishReason, OutputDelta, Request
-from forerun.engine.health import READY, EngineHealth, EngineState
+from forerun.engine.health import EngineHealth, EngineState, stalled_or_ready
 from forerun.engine.loop import EngineLoop
 from forerun.engine.questions import Question
 from forerun.errors import EngineClosedError, InvalidRequestError
@@ -28,6 +28,8 @@ T = TypeVar("T")
 _CLOSED = "the engine was closed"
 _LAST_COPIES = 2.0
 """Seconds that closing an engine may take to copy prefixes out of its memory."""
+STALL_AFTER = 120.0
+"""Seconds after which a step that has not ended is taken for one that never will; a long prefill chunk takes a few."""
 
 
 class Sink(Protocol):
@@ -120,8 +122,12 @@ class EngineWorker:
         *,
         interrupt: Callable[[], None] = lambda: None,
         checks_integrity: bool = False,
+        stall_after: float = STALL_AFTER,
     ) -> None:
         self._loop = loop
+        self._stall_after = stall_after
+        self._began: float | None = None
+        self._steps = 0
         self._interrupt = interrupt
         self._dispose = dispose
         self._checks_integrity = checks_integrity
@@ -139,8 +145,20 @@ class EngineWorker:
     @property
     def health(self) -> EngineHealth:
         if self._ended is None:
-            return READY
+            return stalled_or_ready(self.step_seconds, self._stall_after)
         return EngineHealth(EngineState.CLOSED if self._ended == _CLOSED else EngineState.FAILED, self._ended)
+
+    @property
+    def steps(self) -> int:
+        """How many have ended."""
+        return self._steps
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long the step that goes on has taken, deltas handed out and commands taken; None where there is no work.
+        On the engine's clock."""
+        began = self._began
+        return None if began is None else max(self._loop.clock() - began, 0.0)
 
     def submit(self, requests: Iterable[Request], sink: Sink) -> None:
         """Queue requests; deltas and refusals go to `sink`. Raises EngineClosedError once the engine has ended."""
@@ -180,7 +198,9 @@ class EngineWorker:
         reason = _CLOSED
         try:
             while self._drain():
+                self._began = self._loop.clock()
                 self._deliver(self._loop.step())
+                self._steps += 1
             self._finish_storing()
         except BaseException as error:
             logger.exception("the engine thread died with %d open requests", len(self._sinks))
@@ -203,8 +223,10 @@ class EngineWorker:
         """Perform what was asked for since the last step; sleep while there is nothing to do. False to close."""
         commands, scheduler = self._commands, self._loop.scheduler
         while not (scheduler.has_work and commands.empty()):
-            if self._checks_integrity and commands.empty():
-                scheduler.check_integrity()
+            if not scheduler.has_work:
+                self._began = None
+                if self._checks_integrity and commands.empty():
+                    scheduler.check_integrity()
             command = commands.get()
             if isinstance(command, Close):
                 return False

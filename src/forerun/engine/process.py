@@ -1,0 +1,115 @@
+"""Engine processes: how one is started, talked to, and ended; and after how long the next one is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forerun.engine import messages
+from forerun.engine.connection import Connection
+from forerun.engine.messages import Command, Report, Start
+
+_CHILD: Final = "forerun.engine.child"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProgram:
+    """What an engine process runs."""
+
+    factory: str
+    """"module:function", called with the options and what to report progress to; returns EngineParts."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values: text, numbers, lists and maps of them."""
+    beat: float = 1.0
+    """Seconds between two signs of life."""
+
+    def start(self) -> EngineProcess:
+        """Start a process that builds this engine.
+
+        On Linux it ends with the thread that calls: that one has to live as long as it.
+        """
+        own, child_s = socket.socketpair()
+        with child_s:
+            command = [sys.executable, "-P", "-m", _CHILD, str(child_s.fileno()), str(os.getpid())]
+            popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[child_s.fileno()])
+        process = EngineProcess(popen, Connection(own, messages.reports()))
+        level = logging.getLogger().getEffectiveLevel()
+        start = Start(self.factory, self.options, tuple(filter(None, sys.path)), level, self.beat)
+        process.send(start)
+        return process
+
+
+class EngineProcess:
+    """One engine process, from outside. Any thread."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], connection: Connection[Report]) -> None:
+        self._popen = popen
+        self._connection = connection
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def send(self, command: Command) -> None:
+        """Waits while the process does not read. What it cannot be given raises, as `messages.encode` does; that it is
+        gone is found by `receive`."""
+        data = messages.encode(command)
+        try:
+            self._connection.send(data)
+        except OSError:
+            self._connection.shut()
+
+    def receive(self) -> Report | None:
+        """The next report; None once the process is gone. Raises EngineError where it makes no sense."""
+        return self._connection.receive()
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._connection.shut()
+
+    def ended(self, seconds: float = 1.0) -> str:
+        """How it ended, for people. Kills it where it has not within some seconds."""
+        try:
+            code = self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._popen.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    def close(self) -> None:
+        """Free the connection of a process that has ended. Nobody may be receiving."""
+        self._connection.close()
+
+    def __repr__(self) -> str:
+        return f"EngineProcess({self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before a process that died is started again. Seconds."""
+
+    first: float = 0.2
+    most: float = 30.0
+    forgives_after: float = 60.0
+    """An engine that was ready for so long starts over with `first`."""
+
+    def attempt(self, before: int, ready_for: float) -> int:
+        """Which attempt comes next, after `before` in a row and an engine that was ready for so long."""
+        return 1 if ready_for >= self.forgives_after else before + 1
+
+    def delay(self, attempt: int) -> float:
+        """Before the first attempt (1), the second, and so on."""
+        doublings = min(attempt - 1, 64)
+        return min(self.first * 2.0**doublings, self.most)
