@@ -319,7 +319,8 @@ class RemoteWorker:
         self._restart_at = None
         self._last_words = ""
         self._process = process = self._program.start()
-        threading.Thread(target=self._read, args=(process,), name="forerun-engine-reader", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(process,), name="forerun-engine-reader", daemon=True)
+        self._reader.start()
 
     def _read(self, process: EngineProcess) -> None:
         """Runs on a thread of its own until the process is gone."""
@@ -430,6 +431,8 @@ class RemoteWorker:
         if self._process is not None:
             self._process.kill()
             self._process.ended()
+            self._reader.join()
+            self._process.close()
         error = EngineClosedError(reason)
         if not self.started.done():
             self.started.set_exception(error)
