@@ -75,7 +75,7 @@ _Event: TypeAlias = _Submitted | Abort | _Asked | Close | _Received
 
 
 class RemoteWorker:
-    """Implements worker.Worker. Any thread may call."""
+    """Implements worker.Worker. Any thread may call. `dispose` is told why it ends, once everybody was."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class RemoteWorker:
         backoff: Backoff = Backoff(),  # noqa: B008 (a value)
         *,
         clock: Callable[[], float] = time.monotonic,
+        dispose: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.started: Future[Ready] = Future()
         """What the engine is, once it is ready for the first time; the ForerunError where it could not be built."""
@@ -91,6 +92,7 @@ class RemoteWorker:
         self._limits = limits
         self._backoff = backoff
         self._clock = clock
+        self._dispose = dispose
         # SimpleQueue.put is reentrant: an iterator's __del__ may send an Abort wherever the collector happens to run.
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._ended: str | None = None
@@ -446,3 +448,4 @@ class RemoteWorker:
             self._refuse(opened, error)
         self._waiting.clear()
         self._tell_the_open(error)
+        self._dispose(reason)

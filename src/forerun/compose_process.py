@@ -1,0 +1,83 @@
+"""An engine on a real model in a process of its own, and what stands before it in this one: its vocabulary, its chat
+template, and the worker that keeps the process going."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import fields
+from typing import Any, Final
+
+from forerun.compose import LoadProgress, build, chat_template, preflight
+from forerun.engine.front_end import FrontEndParts
+from forerun.engine.parts import EngineParts
+from forerun.engine.process import EngineProgram
+from forerun.engine.remote import RemoteLimits, RemoteWorker
+from forerun.engine.tokenizer import Tokenizer
+from forerun.engine_config import EngineConfig
+from forerun.errors import InvalidConfigError
+
+_LOOKS: Final = 0.2
+"""Seconds between two looks at how far loading has got."""
+
+
+def build_from(options: Mapping[str, Any], progress: LoadProgress) -> EngineParts:
+    """What the process builds: `options` are the fields of an EngineConfig. Raises ForerunError."""
+    return build(EngineConfig(**options), progress)
+
+
+def in_own_process(
+    config: EngineConfig,
+    progress: LoadProgress | None = None,
+    limits: RemoteLimits | None = None,
+) -> FrontEndParts:
+    """Start an engine in a process of its own and wait until it is ready; it is started again whenever it dies.
+
+    `AsyncEngine(in_own_process(config))` is used like any other. Raises ModelError with one clear line.
+    """
+    from forerun.native.model import LlamaModel
+
+    options = plain_options(config)
+    found = preflight(config)
+    found.require_usable()
+    model = LlamaModel.load(found.paths[0], vocab_only=True)
+    tokenizer = Tokenizer(model.vocabulary)
+    template = chat_template(model)
+
+    def dispose(reason: str) -> None:
+        tokenizer.retire(reason)
+        model.close()
+
+    worker = RemoteWorker(EngineProgram(f"{__name__}:build_from", options), limits or RemoteLimits(), dispose=dispose)
+    _wait(worker, progress)
+    return FrontEndParts(
+        worker=worker,
+        tokenizer=tokenizer,
+        chat_template=template,
+        model_name=found.paths[0].name,
+        n_ctx=found.usable_limits.n_ctx,
+    )
+
+
+def plain_options(config: EngineConfig) -> dict[str, Any]:
+    """The fields of a configuration, if they can be told another process. Raises InvalidConfigError."""
+    if config.drafter is not None and not isinstance(config.drafter, str):
+        raise InvalidConfigError(
+            "drafter", "an engine in its own process has to find it by name: give 'module:factory', not the object"
+        )
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+def _wait(worker: RemoteWorker, progress: LoadProgress | None) -> None:
+    while True:
+        try:
+            worker.started.result(_LOOKS)
+        except NotYet:
+            health = worker.health
+            if progress is not None and health.loading:
+                progress(health.loading, health.progress)
+        except BaseException:
+            worker.close()
+            raise
+        else:
+            return
