@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from forerun.chat.templates import ChatTemplate
 from forerun.engine.front_end import FrontEndParts
 from forerun.engine.process import Backoff, EngineProgram
 from forerun.engine.remote import RemoteLimits, RemoteWorker
 from forerun.engine.tokenizer import Tokenizer
-from forerun.testing.served import CHATML, ByteVocabulary
+from forerun.testing.served import ByteVocabulary, served_template
 
 FACTORY = "tests.support.fake_engine:make"
 AT_ONCE = Backoff(first=0.001, most=0.01)
@@ -28,7 +27,7 @@ def front_end_parts(worker: RemoteWorker) -> FrontEndParts:
     return FrontEndParts(
         worker=worker,
         tokenizer=Tokenizer(ByteVocabulary()),
-        chat_template=ChatTemplate(CHATML, "", ""),
+        chat_template=served_template(),
         model_name="fake",
         n_ctx=65_536,
     )

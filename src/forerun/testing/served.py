@@ -105,6 +105,11 @@ class PacedRunner(FakeRunner):
         return logits
 
 
+def served_template() -> PromptWriter:
+    """ChatML."""
+    return PromptWriter(ChatTemplate(CHATML, "", ""), ByteVocabulary.control_tokens)
+
+
 def served_parts(
     *, n_ctx: int = 65_536, seconds_per_step: float = 0.0, max_num_seqs: int = 64, max_queue: int = 1024
 ) -> EngineParts:
@@ -115,7 +120,7 @@ def served_parts(
         scheduler=Scheduler(config, vocabulary),
         runner=PacedRunner(n_ctx, seconds_per_step),
         vocabulary=vocabulary,
-        chat_template=PromptWriter(ChatTemplate(CHATML, "", ""), vocabulary.control_tokens),
+        chat_template=served_template(),
         model_name="fake",
         n_ctx=n_ctx,
     )
