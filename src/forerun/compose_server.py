@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forerun.chat.choice import AUTO
+from forerun.chat.prompts import PromptWriter
 from forerun.compose import AsyncEngine, LoadProgress
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine_config import EngineConfig
 from forerun.errors import ForerunError
 from forerun.server.app import create_app
+from forerun.server.chat_front import ChatFront
 from forerun.server.listening import HttpServer
+from forerun.server.preparing import Preparation
 from forerun.server.seats import Seats
 from forerun.server.service import EngineService
 from forerun.server.serving import Backend, ServedModel, Serving
@@ -41,16 +45,23 @@ class Announcements:
 
 
 def serve(
-    config: EngineConfig, settings: ServerSettings, told: Announcements, *, open_engine: OpenEngine = open_engine
+    config: EngineConfig,
+    settings: ServerSettings,
+    told: Announcements,
+    *,
+    chat_format: str = AUTO,
+    opening: OpenEngine = open_engine,
 ) -> None:
     """Serve until a signal comes. Raises ForerunError where the model cannot be loaded or the port not be had."""
-    asyncio.run(_serve(config, settings, told, open_engine))
+    asyncio.run(_serve(config, settings, told, opening, chat_format))
 
 
-async def _serve(config: EngineConfig, settings: ServerSettings, told: Announcements, opening: OpenEngine) -> None:
+async def _serve(
+    config: EngineConfig, settings: ServerSettings, told: Announcements, opening: OpenEngine, chat_format: str
+) -> None:
     backend = Backend(settings)
     server = HttpServer(create_app(backend), backend, started=told.listening)
-    loading = asyncio.create_task(_load(config, backend, told, opening))
+    loading = asyncio.create_task(_load(config, backend, told, opening, chat_format))
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
@@ -63,7 +74,9 @@ async def _serve(config: EngineConfig, settings: ServerSettings, told: Announcem
             await backend.serving.engine.close()
 
 
-async def _load(config: EngineConfig, backend: Backend, told: Announcements, opening: OpenEngine) -> None:
+async def _load(
+    config: EngineConfig, backend: Backend, told: Announcements, opening: OpenEngine, chat_format: str
+) -> None:
     def progress(name: str, share: float) -> None:
         backend.loading(name, share)
         told.progress(name, share)
@@ -73,14 +86,30 @@ async def _load(config: EngineConfig, backend: Backend, told: Announcements, ope
     except ForerunError as error:
         backend.failed(str(error))
         raise
-    serving = serving_on(engine, config, backend.settings)
+    serving = serving_on(
+        engine,
+        backend.settings,
+        Path(config.model).stem,
+        max_num_seqs=config.max_num_seqs,
+        adapters=config.adapters,
+        chat_format=chat_format,
+    )
     backend.serving = serving
     told.ready(serving)
 
 
-def serving_on(engine: AsyncioEngine, config: EngineConfig, settings: ServerSettings) -> Serving:
-    """What stands in front of an engine."""
-    seats = Seats(config.max_num_seqs, settings.max_queue)
-    service = EngineService(engine, seats, timeout=settings.timeout, adapters=config.adapters)
-    model = ServedModel(Path(config.model).stem, engine.model_name, settings.aliases)
-    return Serving(engine, service, seats, model)
+def serving_on(
+    engine: AsyncioEngine,
+    settings: ServerSettings,
+    model_id: str,
+    *,
+    max_num_seqs: int,
+    adapters: Iterable[str] = (),
+    chat_format: str = AUTO,
+) -> Serving:
+    """What stands in front of an engine. Raises InvalidConfigError for a chat format that is not known."""
+    writer = engine.chat_template
+    chat = ChatFront(writer, chat_format) if isinstance(writer, PromptWriter) else None
+    seats = Seats(max_num_seqs, settings.max_queue)
+    service = EngineService(engine, Preparation(engine, chat, adapters=adapters), seats, timeout=settings.timeout)
+    return Serving(engine, service, seats, ServedModel(model_id, engine.model_name, settings.aliases))

@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-import uvicorn
 from fastapi import FastAPI
 
+from forerun.chat.prompts import PromptWriter
+from forerun.chat.templates import ChatTemplate
+from forerun.compose_server import serving_on
 from forerun.core.config import SchedulerConfig
 from forerun.core.sampling import SamplingContext
 from forerun.core.scheduler import Scheduler
@@ -21,9 +23,8 @@ from forerun.core.verification import Verified, verify
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.parts import EngineParts
 from forerun.server.app import create_app
-from forerun.server.seats import Seats
-from forerun.server.service import EngineService
-from forerun.server.serving import Backend, ServedModel, Serving
+from forerun.server.listening import HttpServer
+from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
 from forerun.testing.served import IM_END, PacedRunner, served_parts
 
@@ -57,16 +58,21 @@ def _text(tokens: Sequence[int]) -> str:
     return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
 
 
-def scripted_parts(answer: Answer, *, n_ctx: int = 4096, seconds_per_step: float = 0.0, **options: Any) -> EngineParts:
-    """An engine whose model says what it is told to, in ChatML conversations."""
-    parts = served_parts(n_ctx=n_ctx, **options)
+def scripted_parts(
+    answer: Answer, *, n_ctx: int = 4096, seconds_per_step: float = 0.0, template: str | None = None
+) -> EngineParts:
+    """An engine whose model says what it is told to, in ChatML conversations or through a template of the test's."""
+    parts = served_parts(n_ctx=n_ctx)
+    writer = parts.chat_template
+    if template is not None:
+        writer = PromptWriter(ChatTemplate(template, "", ""), parts.vocabulary.control_tokens)
     config = SchedulerConfig(n_ctx=n_ctx, n_seq_max=32, max_num_seqs=8)
     return EngineParts(
         scheduler=Scheduler(config, parts.vocabulary),
         runner=ScriptedRunner(n_ctx, answer, seconds_per_step),
         vocabulary=parts.vocabulary,
-        chat_template=parts.chat_template,
-        model_name=MODEL,
+        chat_template=writer,
+        model_name="fake.gguf",
         n_ctx=n_ctx,
     )
 
@@ -98,13 +104,9 @@ class ServerUnderTest:
         raise AssertionError(f"still at work: {stats}")
 
 
-def backend_for(
-    engine: AsyncioEngine, settings: ServerSettings | None = None, *, max_running: int = 64, max_queue: int = 64
-) -> Backend:
+def backend_for(engine: AsyncioEngine, settings: ServerSettings | None = None, *, max_running: int = 64) -> Backend:
     settings = settings or ServerSettings()
-    seats = Seats(max_running, max_queue)
-    service = EngineService(engine, seats, timeout=settings.timeout)
-    return Backend(settings, Serving(engine, service, seats, ServedModel(MODEL, "fake.gguf", settings.aliases)))
+    return Backend(settings, serving_on(engine, settings, MODEL, max_num_seqs=max_running))
 
 
 @asynccontextmanager
@@ -123,8 +125,9 @@ async def served(
 class ListeningServer:
     """A server on a port of this machine, on a thread of its own."""
 
-    def __init__(self, url: str, engine: AsyncioEngine, backend: Backend) -> None:
-        self.url = url
+    def __init__(self, http: HttpServer, engine: AsyncioEngine, backend: Backend) -> None:
+        self.url = http.address
+        self._http = http
         self.engine = engine
         self.backend = backend
 
@@ -133,6 +136,10 @@ class ListeningServer:
         stats = asyncio.run(self.engine.stats())
         return stats.running, stats.waiting
 
+    def stop(self) -> None:
+        """As a signal would."""
+        self._http.should_exit = True
+
 
 @contextmanager
 def listening(
@@ -140,17 +147,14 @@ def listening(
 ) -> Iterator[ListeningServer]:
     """A server that is called through a socket: streams and disconnects are real."""
     engine = AsyncioEngine(parts or served_parts())
-    backend = backend_for(engine, settings, **options)
-    config = uvicorn.Config(create_app(backend), port=0, log_level="error", lifespan="off")
-    server = uvicorn.Server(config)
+    backend = backend_for(engine, settings or ServerSettings(port=0), **options)
+    ready = threading.Event()
+    server = HttpServer(create_app(backend), backend, started=lambda _: ready.set())
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            threading.Event().wait(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield ListeningServer(f"http://127.0.0.1:{port}", engine, backend)
+        assert ready.wait(20)
+        yield ListeningServer(server, engine, backend)
     finally:
         server.should_exit = True
         server.force_exit = True

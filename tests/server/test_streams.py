@@ -150,7 +150,7 @@ def test_log_probabilities_are_those_of_the_whole_answer() -> None:
 
 def test_the_headers_come_before_the_first_token_and_a_quiet_stream_sends_comments() -> None:
     parts = served_parts(seconds_per_step=0.5)
-    with listening(parts, ServerSettings(keep_alive=0.05)) as server, httpx.Client(timeout=20) as client:
+    with listening(parts, ServerSettings(port=0, keep_alive=0.05)) as server, httpx.Client(timeout=20) as client:
         body = {**HELLO_BODY, "max_tokens": 2, "stream": True}
         with client.stream("POST", server.url + CHAT, json=body) as response:
             assert response.status_code == 200

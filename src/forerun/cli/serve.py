@@ -32,7 +32,7 @@ def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) ->
             progress.stop()
             terminal.note(_greeting(address, serving, has_keys=bool(settings.api_keys)))
 
-        serve(config, settings, Announcements(listening, progress.show, ready))
+        serve(config, settings, Announcements(listening, progress.show, ready), chat_format=options.chat_format)
 
 
 def _greeting(address: str, serving: Serving, *, has_keys: bool) -> str:

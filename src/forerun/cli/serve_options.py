@@ -27,6 +27,9 @@ class ServeOptions:
     alias: Annotated[
         list[str] | None, _option(metavar="NAME", help="A further name of the model; may be repeated.")
     ] = None
+    chat_format: Annotated[
+        str, _option(metavar="NAME", help="How the model writes calls and reasoning. Default: told from its template.")
+    ] = "auto"
     api_key_file: Annotated[
         Path | None,
         _option(

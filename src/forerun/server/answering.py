@@ -13,7 +13,7 @@ from forerun.core.request import FinishReason
 from forerun.engine.async_engine import AsyncOutputIterator
 from forerun.engine.output import Output
 from forerun.errors import EngineClosedError, RequestTimeoutError
-from forerun.server.jobs import ChoiceEvent
+from forerun.server.jobs import ChoiceEvent, Progress
 from forerun.server.problems import problem_of
 from forerun.server.records import current_record
 
@@ -21,7 +21,7 @@ from forerun.server.records import current_record
 class Choice:
     """What is known of one choice while it is written."""
 
-    __slots__ = ("_is_reasoning", "has_called", "parser", "reasoning_tokens")
+    __slots__ = ("_is_reasoning", "_read_from", "has_called", "parser", "reasoning_tokens")
 
     def __init__(self, parser: OutputParser | None, *, starts_in_reasoning: bool = False) -> None:
         self.parser = parser
@@ -29,6 +29,8 @@ class Choice:
         self.has_called = False
         self.reasoning_tokens = 0
         self._is_reasoning = starts_in_reasoning
+        self._read_from: tuple[float, int] | None = None
+        """When the first part of the prompt had been read, and how much that was."""
 
     def pieces(self, text: str, tokens: int, *, ends: bool) -> Sequence[Piece]:
         """What the text adds, and that it came as so many tokens."""
@@ -43,6 +45,16 @@ class Choice:
         if self._is_reasoning:  # a step's tokens count as what its text ends in
             self.reasoning_tokens += tokens
         return pieces
+
+    def progress(self, done: int, total: int) -> Progress:
+        """So much of the prompt has been read now; what is left is expected to go at the rate since the first part."""
+        now = time.monotonic()
+        if self._read_from is None:
+            self._read_from = (now, done)
+            return Progress(done, total, None)
+        since, before = self._read_from
+        rate = (done - before) / (now - since) if now > since else 0.0
+        return Progress(done, total, (total - done) / rate if rate > 0 else None)
 
 
 class EngineAnswering:
@@ -119,6 +131,8 @@ class EngineAnswering:
             self._record.count(output.index, len(output.token_ids))
         if output.finish_reason is not None:
             self._record.end_choice(output.finish_reason, output.usage)
+        if output.prefill_done is not None:
+            return ChoiceEvent(index=output.index, progress=choice.progress(*output.prefill_done))
         return ChoiceEvent(
             index=output.index,
             pieces=choice.pieces(output.text, len(output.token_ids), ends=ends),

@@ -17,7 +17,7 @@ from forerun.server.observing import observe
 from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
 from forerun.server.responses import routes as responses_routes
-from forerun.server.security import ApiKeys, BodyLimit, HostCheck, KeyCheck
+from forerun.server.security import ApiKeys, BodyLimit, HeaderLimit, HostCheck, KeyCheck
 from forerun.server.serving import Backend
 
 _ROUTERS: Final = (
@@ -52,6 +52,7 @@ def create_app(backend: Backend) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
+    app.add_middleware(HeaderLimit, max_bytes=settings.max_header_bytes)
     observe(app, backend)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

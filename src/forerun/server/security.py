@@ -101,6 +101,27 @@ def _host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
+class HeaderLimit:
+    """Refuses headers and addresses beyond a size. What has no end is stopped by `listening.BoundedProtocol`."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _header_bytes(scope) > self._max_bytes:
+            said = f"the headers have more than the {self._max_bytes} bytes this server reads"
+            problem = Problem(status=431, message=said, code="headers_too_large")
+            await problem_response(problem, "", {"connection": "close"})(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _header_bytes(scope: Scope) -> int:
+    address = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    return address + sum(len(name) + len(value) for name, value in scope["headers"])
+
+
 class BodyLimit:
     """Refuses bodies beyond a size: at once where the length is told, else as soon as it is passed."""
 

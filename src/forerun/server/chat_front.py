@@ -1,0 +1,120 @@
+"""Conversations as one model reads them, and its answers as its family writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from forerun.chat.choice import AUTO, choose_format
+from forerun.chat.formats import ChatFormat, Tool
+from forerun.chat.pieces import OutputParser
+from forerun.chat.prompts import PromptWriter
+from forerun.core.grammar import Grammar
+from forerun.core.prompt_text import PromptText
+from forerun.errors import InvalidRequestError
+from forerun.server.jobs import ChatJob
+
+_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""Templates know low, medium and high."""
+_SWITCHES: Final = ("enable_thinking", "thinking")
+_USUAL_VERBOSITY: Final = "medium"
+
+
+class ChatFront:
+    """Writes prompts, and knows how to read and to steer the answers. Any thread."""
+
+    def __init__(self, writer: PromptWriter, format_name: str = AUTO) -> None:
+        """Raises InvalidConfigError for a format that is not known."""
+        self._writer = writer
+        self._source = writer.template.source
+        self.format: ChatFormat = choose_format(self._source, name=format_name, controls=writer.controls)
+
+    def text(self, job: ChatJob) -> PromptText:
+        """The conversation through the template, ready for the answer. Raises InvalidRequestError."""
+        names = template_names(job.template_kwargs, self._source)
+        return self._writer.render(job.messages, tools=_shown_tools(job), template_kwargs=names)
+
+    def parser(self, job: ChatJob, prompt: PromptText) -> OutputParser:
+        """What reads one answer."""
+        return self.format.parser(tools=callable_tools(job), starts_in_reasoning=self.opens_reasoning(prompt))
+
+    def opens_reasoning(self, prompt: PromptText) -> bool:
+        """Whether the prompt ends in a reasoning section that the answer goes on with."""
+        start = self.format.reasoning_end.replace("/", "", 1)
+        return start != self.format.reasoning_end and prompt.text.rstrip().endswith(start)
+
+    def grammar(self, job: ChatJob, prompt: PromptText) -> Grammar | None:
+        """What the answer has to match: reasoning is free. Raises InvalidRequestError where it cannot be enforced."""
+        calls = self._call_grammar(job)
+        if calls is not None and job.grammar is not None:
+            said = "cannot be enforced beside tool calls; set tool_choice to 'none', or leave one of them out"
+            raise InvalidRequestError("response_format", said)
+        grammar = calls or job.grammar
+        if grammar is None or grammar.after:
+            return grammar
+        # A prompt that has not opened reasoning gets none: an answer that may begin with it or not cannot be steered.
+        is_certain = self.opens_reasoning(prompt) or "/" not in self.format.reasoning_end
+        return replace(grammar, after=self.format.reasoning_end) if is_certain else grammar
+
+    def _call_grammar(self, job: ChatJob) -> Grammar | None:
+        tools, required = callable_tools(job), job.tool_choice.mode == "required"
+        is_steered = required or not job.parallel_tool_calls or any(tool.strict for tool in tools)
+        if not tools or not (is_steered or job.grammar is not None):
+            return None
+        grammar = self.format.call_grammar(tools, parallel=job.parallel_tool_calls, required=required)
+        if grammar is None and is_steered:
+            field = "tool_choice" if required else "tools" if job.parallel_tool_calls else "parallel_tool_calls"
+            said = f"cannot be enforced in this model's format of calls ({self.format.name}); leave it to the model"
+            raise InvalidRequestError(field, said)
+        return grammar
+
+    def __repr__(self) -> str:
+        return f"ChatFront({self.format.name}, {self._writer!r})"
+
+
+def callable_tools(job: ChatJob) -> Sequence[Tool]:
+    """The tools that the answer may call."""
+    choice = job.tool_choice
+    if choice.mode == "none":
+        return ()
+    return job.tools if choice.names is None else [tool for tool in job.tools if tool.name in choice.names]
+
+
+def _shown_tools(job: ChatJob) -> Sequence[Tool]:
+    """Those the model is told of. All, where some are allowed: so the prompt stays the same from call to call."""
+    return () if job.tool_choice.mode == "none" else job.tools
+
+
+def template_names(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What a template is told: OpenAI's `reasoning_effort` and `verbosity` in its own words.
+
+    Raises InvalidRequestError where it has none for them.
+    """
+    names = dict(given)
+    effort, verbosity = names.pop("reasoning_effort", None), names.pop("verbosity", None)
+    if effort is not None:
+        names = _effort_names(effort, source) | names
+    if verbosity is None:
+        return names
+    if _mentions(source, "verbosity"):
+        return {**names, "verbosity": verbosity}
+    if verbosity != _USUAL_VERBOSITY:
+        raise InvalidRequestError("verbosity", "this model's chat template has no use for it; leave it out")
+    return names
+
+
+def _effort_names(effort: object, source: str) -> dict[str, Any]:
+    switches = [name for name in _SWITCHES if _mentions(source, name)]
+    names: dict[str, Any] = dict.fromkeys(switches, effort != "none")
+    if _mentions(source, "reasoning_effort"):
+        names["reasoning_effort"] = _EFFORTS.get(str(effort), effort)
+    if not names and effort != "none":
+        raise InvalidRequestError("reasoning_effort", "this model's chat template has no use for it; leave it out")
+    return names
+
+
+def _mentions(source: str, name: str) -> bool:
+    """Whether a template uses a name; attributes and words in quotes are others."""
+    return re.search(rf"(?<![\w.'\"]){name}(?![\w'\"])", source) is not None

@@ -1,0 +1,151 @@
+"""From a job to what the engine takes: rendered, tokenised, its grammar checked. What can be wrong is found here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from forerun.core.adapters import require_known
+from forerun.core.grammar import Grammar
+from forerun.core.prompt import PromptLayout
+from forerun.core.prompt_text import PromptText
+from forerun.core.request import SamplingParams
+from forerun.engine.async_engine import AsyncioEngine
+from forerun.errors import ContextExceededError, InvalidRequestError
+from forerun.server.answering import Choice
+from forerun.server.chat_front import ChatFront
+from forerun.server.jobs import ChatJob, Message, TextJob
+
+_LONG_TEXT: Final = 4_000
+"""Characters from which on a prompt is tokenised on another thread: about a millisecond."""
+MAX_REQUESTS: Final = 256
+"""Prompts times choices of one job."""
+
+_ANYTHING: Final[Sequence[Message]] = ({"role": "user", "content": " "},)
+
+
+class GrammarCheck(Protocol):
+    """Finds out whether a grammar compiles, without holding anybody up."""
+
+    async def check_soon(self, grammar: Grammar, field: str = "grammar") -> None:
+        """Raises InvalidRequestError naming `field`, OverloadedError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked job, as the engine takes it."""
+
+    layouts: Sequence[PromptLayout]
+    choices: Sequence[Choice]
+    params: SamplingParams
+    pins: Sequence[tuple[PromptLayout, float]] = field(default=())
+    """What to keep, and for how many seconds."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(layout.logical_tokens for layout in self.layouts)
+
+
+class Preparation:
+    """Prepares jobs for one engine. Used on the event loop; what takes long happens on threads."""
+
+    def __init__(
+        self,
+        engine: AsyncioEngine,
+        chat: ChatFront | None = None,
+        grammars: GrammarCheck | None = None,
+        adapters: Iterable[str] = (),
+    ) -> None:
+        """`chat` None: the model has no chat template. `grammars` None: none can be enforced."""
+        self._engine = engine
+        self._chat = chat
+        self._grammars = grammars
+        self._adapters = frozenset(adapters)
+
+    async def prepare(self, job: ChatJob | TextJob) -> Prepared:
+        """Raises InvalidRequestError, naming the field."""
+        self._check_params(job.params)
+        return await (self._prepare_chat(job) if isinstance(job, ChatJob) else self._prepare_texts(job))
+
+    async def text(self, job: ChatJob) -> PromptText:
+        """The conversation through the chat template."""
+        return await asyncio.to_thread(self._front.text, job)
+
+    async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
+        """The job's prompts."""
+        if isinstance(job, ChatJob):
+            return [await asyncio.to_thread(self._layout_of_text, await self.text(job))]
+        layouts = [await self._layout(prompt) for prompt in job.prompts]
+        for layout in layouts:
+            self._check_token_ids("prompt", layout.text_tokens.tolist())
+        return layouts
+
+    @property
+    def _front(self) -> ChatFront:
+        if self._chat is None:
+            raise InvalidRequestError("messages", "the model has no chat template; use /v1/completions instead")
+        return self._chat
+
+    async def _prepare_chat(self, job: ChatJob) -> Prepared:
+        front = self._front
+        text = await self.text(job)
+        grammar = front.grammar(job, text)
+        await self._check_grammar(grammar, "response_format" if grammar is job.grammar else "tools")
+        layout = await asyncio.to_thread(self._layout_of_text, text)
+        self._check_length("messages", layout)
+        params = replace(job.params, shown_tokens=front.format.shown_tokens)
+        is_reasoning = front.opens_reasoning(text)
+        choices = [Choice(front.parser(job, text), starts_in_reasoning=is_reasoning) for _ in range(job.n)]
+        return Prepared([layout], choices, params, await self._pins(job, layout))
+
+    async def _prepare_texts(self, job: TextJob) -> Prepared:
+        await self._check_grammar(job.grammar, "grammar")
+        layouts = await self.layouts(job)
+        for layout in layouts:
+            self._check_length("prompt", layout)
+        return Prepared(layouts, [Choice(None) for _ in range(job.n * len(layouts))], job.params)
+
+    async def _pins(self, job: ChatJob, whole: PromptLayout) -> list[tuple[PromptLayout, float]]:
+        pins = []
+        for pin in job.pins:
+            messages = job.messages[: pin.messages] or _ANYTHING  # tools alone: what comes before any message
+            (layout,) = await self.layouts(replace(job, messages=messages, pins=()))
+            # What the template writes behind the last message is not part of the prompt that goes on.
+            pins.append((whole.prefix(whole.common_prefix(layout)), pin.seconds))
+        return pins
+
+    def _layout_of_text(self, text: PromptText) -> PromptLayout:
+        return self._engine.prompt(text)
+
+    async def _layout(self, prompt: str | Sequence[int]) -> PromptLayout:
+        if len(prompt) > _LONG_TEXT:
+            return await asyncio.to_thread(self._engine.prompt, prompt, raw=True)  # type: ignore[arg-type]
+        return self._engine.prompt(prompt, raw=True)  # type: ignore[arg-type]
+
+    async def _check_grammar(self, grammar: Grammar | None, field: str) -> None:
+        if grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidRequestError(field, "cannot be enforced by this engine; leave it out")
+        await self._grammars.check_soon(grammar, field)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """What the engine would refuse when the response has begun."""
+        self._check_token_ids("logit_bias", params.logit_bias)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        require_known(params.adapter_set, self._adapters)
+
+    def _check_token_ids(self, field: str, tokens: Iterable[int]) -> None:
+        worst, size = max(tokens, default=0), self._engine.tokenizer.size
+        if worst >= size:
+            raise InvalidRequestError(field, f"token id {worst} is outside the vocabulary of {size} tokens")
+
+    def _check_length(self, field: str, layout: PromptLayout) -> None:
+        count, n_ctx = layout.logical_tokens, self._engine.n_ctx
+        if count > n_ctx:
+            raise ContextExceededError(
+                field, f"the prompt has {count} tokens, but the context holds {n_ctx}: shorten it"
+            )
