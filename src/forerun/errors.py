@@ -74,5 +74,9 @@ class EngineDiedError(EngineError):
     """The engine's process died while it was answering; it is started again, and the request can be sent again."""
 
 
+class GrammarFailedError(EngineError):
+    """An answer could not go on as its grammar wants: nothing was left to choose from, or a limit was reached."""
+
+
 class EngineClosedError(EngineError):
     """The engine was closed, or its thread died, before the request finished."""

@@ -79,7 +79,14 @@ class Harness:
 
     def expected(self, name: str) -> Answer:
         request = self.requests[name]
-        return naive_answer(request.prompt, request.params, self.vocabulary, self.config.n_ctx, self.config.adapters)
+        return naive_answer(
+            request.prompt,
+            request.params,
+            self.vocabulary,
+            self.config.n_ctx,
+            self.config.adapters,
+            request.constraint,
+        )
 
     def assert_all_right(self) -> None:
         for name in self.requests:

@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forerun.core.config import SchedulerConfig, Verification
+from forerun.core.grammar import Grammar, GrammarKind
 from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
 from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import FailureKind, StepFailure, StepPlan, changed_sequence
-from forerun.testing import FAKE_SIZES, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary, naive_answer
+from forerun.errors import GrammarFailedError
+from forerun.testing import FAKE_SIZES, FakeConstraint, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary, naive_answer
 
 VOCABULARY = FakeVocabulary()
 
@@ -89,6 +91,25 @@ class Hook:
 
 
 hooks = st.sampled_from([None, None, Hook()])
+
+
+def alternating(output: tuple[int, ...]) -> set[int]:
+    """Never the same token twice; it may end after three, and must after eight."""
+    following = {0, 1, 3, 4} - set(output[-1:]) if len(output) < 8 else set[int]()
+    return following | ({2} if len(output) >= 3 else set())
+
+
+GRAMMAR = Grammar(GrammarKind.REGEX, "what it says does not matter: constraints say what comes")
+constraints = st.sampled_from(
+    [
+        None,
+        None,
+        None,
+        FakeConstraint(VOCABULARY, alternating),
+        FakeConstraint(VOCABULARY, alternating, problem_after=4),
+        FakeConstraint.of_sentences(VOCABULARY, [(0, 0, 0, 1, 0), (0, 0, 3, 4, 3, 4), (1,), (1, 1)]),
+    ]
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -162,6 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         forced=hooks,
         priority=st.sampled_from([0, 0, 0, 1, -3]),
         reuses=st.sampled_from([True, True, True, False]),
+        constraint=constraints,
     )
     def arrive(
         self,
@@ -171,10 +193,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         forced: ForcedTokens | None = None,
         priority: int = 0,
         reuses: bool = True,  # noqa: FBT001 (rules are called by name)
+        constraint: FakeConstraint | None = None,
     ) -> None:
         if layout.logical_tokens > self.config.n_ctx or len(self.requests) - len(self.finished()) > 12:
             return
         name = f"r{len(self.requests)}"
+        if constraint is not None:
+            params = replace(params, grammar=GRAMMAR)
         request = Request(
             id=name,
             prompt=layout,
@@ -185,6 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             reuses_cache=reuses,
             reports_progress=True,
+            constraint=constraint,
         )
         self.requests[request.id] = request
         self.deltas[request.id] = []
@@ -291,7 +317,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_answer(self, key: str) -> None:
         request, deltas = self.requests[key], self.deltas[key]
         last = deltas[-1]
-        expected = naive_answer(request.prompt, request.params, VOCABULARY, self.config.n_ctx, self.config.adapters)
+        expected = naive_answer(
+            request.prompt, request.params, VOCABULARY, self.config.n_ctx, self.config.adapters, request.constraint
+        )
         tokens = tuple(token for delta in deltas for token in delta.tokens)
         text = "".join(delta.text for delta in deltas)
         assert tokens == expected.tokens[: len(tokens)]
@@ -304,7 +332,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         done = [delta.prefill_done for delta in deltas if delta.prefill_done is not None]
         assert done == sorted(done) or self.struck
         assert all(0 < computed < total == request.prompt.logical_tokens for computed, total in done)
-        if last.finish_reason is FinishReason.ERROR:
+        if isinstance(last.error, GrammarFailedError):
+            assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
+        elif last.finish_reason is FinishReason.ERROR:
             assert key in self.poisoned or self.struck[key] > 1
         elif last.finish_reason is not FinishReason.ABORT:
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)

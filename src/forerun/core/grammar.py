@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.history import TokenHistory
+from forerun.errors import InvalidRequestError
 
 
 class GrammarKind(StrEnum):
@@ -34,25 +35,43 @@ class Grammar:
     text: str
     after: str = ""
     """The grammar starts behind the first occurrence of this text (the end of reasoning, say); what comes before is
-    free. Empty: it holds from the first token on."""
+    free, but for the end: an answer does not end before its grammar has begun. Empty: it holds from the first token
+    on."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequestError for values that are no grammar; whether it compiles is seen later."""
+        try:
+            object.__setattr__(self, "kind", GrammarKind(self.kind))
+        except ValueError:
+            kinds = ", ".join(GrammarKind)
+            raise InvalidRequestError("grammar", f"is of one of the kinds {kinds}; got {self.kind!r}") from None
+        for name in ("text", "after"):
+            value: object = getattr(self, name)
+            if not isinstance(value, str):
+                raise InvalidRequestError("grammar", f"its {name} is text, got {type(value).__name__}")
 
 
 class TokenConstraint(Protocol):
-    """A compiled grammar at work for one request. Used by one thread.
+    """A compiled grammar at work for one request. Used by one thread, and by no other request.
 
     Asked by position, never told: it is handed the output so far and moves itself there, forwards or back, so that a
     rejected draft, a retried step or a resumed request has nothing to undo. `block` are tokens chosen after `history`
-    in this step.
+    in this step. The model's end tokens may come where the answer is whole, and nothing after them.
     """
+
+    @property
+    def problem(self) -> str | None:
+        """Why it lets nothing more come, where that is not the grammar's doing: a limit, say."""
+        ...
 
     def allowed(self, history: TokenHistory, block: Sequence[int]) -> NDArray[np.bool_] | None:
         """Which tokens may come next (shape: the target's vocabulary); None where all may."""
         ...
 
-    def accepted(self, history: TokenHistory, tokens: Sequence[int]) -> int:
-        """How many of these tokens, first ones first, may follow one another after the output so far."""
+    def accepted(self, history: TokenHistory, block: Sequence[int], tokens: Sequence[int]) -> int:
+        """How many of these tokens, first ones first, may come next, one after another. Cheaper than `allowed`."""
         ...
 
     def forced(self, history: TokenHistory, limit: int) -> Sequence[int]:
-        """Tokens that must come next, at most `limit`; none where there is a choice."""
+        """Tokens that will hardly be others, at most `limit`: their text must come. None where there is a choice."""
         ...

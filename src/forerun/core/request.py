@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final, Literal, Protocol
 
 from forerun.core.adapters import AdapterSet, adapter_set
+from forerun.core.grammar import Grammar, TokenConstraint
 from forerun.core.origins import Origins
 from forerun.core.prompt import PromptLayout, Tokens
 from forerun.errors import ForerunError, InvalidRequestError
@@ -68,6 +69,9 @@ class SamplingParams:
     adapters: Mapping[str, float] | str = field(default_factory=dict)
     """LoRA adapters of the engine's by name, each with its scale (not 0, at most 100 either way); a name alone is
     applied as it is, with scale 1. Nothing is reused that was computed with others, or with other scales."""
+    grammar: Grammar | None = None
+    """What the answer must look like. All other settings choose among the tokens it lets come; it ends where it is
+    complete, whatever `ignore_eos` and `logit_bias` say of end tokens, and earlier at a stop string or stop token."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
@@ -84,6 +88,9 @@ class SamplingParams:
         self._check_logit_bias()
         _check_bool("ignore_eos", self.ignore_eos)
         self._check_shown_tokens()
+        given: object = self.grammar
+        if given is not None and not isinstance(given, Grammar):
+            raise InvalidRequestError("grammar", f"must be a Grammar, got {type(given).__name__}")
         object.__setattr__(self, "adapters", dict(adapter_set(self.adapters)))
 
     def _check_speculation(self) -> None:
@@ -306,6 +313,8 @@ class Request:
     tenant: str = ""
     """Whose request it is. Nothing is drafted from another tenant's texts, or from what drafting them taught."""
     forced: ForcedTokens | None = None
+    constraint: TokenConstraint | None = None
+    """The parameters' grammar, compiled for this request."""
     drawn_seed: int = 0
     """What randomness comes from where the parameters give no seed."""
     priority: int = 0

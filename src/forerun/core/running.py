@@ -24,7 +24,7 @@ from forerun.core.sampling import SamplingContext
 from forerun.core.step import SequenceResult, Vocabulary
 from forerun.core.stopping import TextStream
 from forerun.core.stored import StoredPrefix
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, GrammarFailedError
 
 _FIRST_MESSAGES, _LAST_MESSAGES = 2, 4
 """Ends of messages that are worth a checkpoint each: system prompt and tools, and the turns that may be taken back."""
@@ -81,7 +81,7 @@ class RequestState:
         prompt, params = request.prompt, request.params
         self.request = request
         self.history = TokenHistory(prompt)
-        self.sampling = SamplingContext(params, request.seed, vocabulary.end_tokens, self.history)
+        self.sampling = SamplingContext(params, request.seed, vocabulary.end_tokens, self.history, request.constraint)
         self.text = TextStream(params.stop)
         # The last output token is never put into memory, hence one more than there are cells.
         room = n_ctx + 1 - prompt.logical_tokens
@@ -201,12 +201,16 @@ class RequestState:
         shown: list[str] = []
         count = 0
         finish: FinishReason | None = None
+        error: GrammarFailedError | None = None
         for token in result.tokens:
             count += 1
+            error = self._cut_short(token)
             self.history.append(token)
             finish = self._show(token, vocabulary, shown)
             if finish is not None:
                 break
+        if error is not None:
+            finish = FinishReason.ERROR
         accepted = min(result.accepted, count)
         self.drafted += result.drafted
         self.accepted += accepted
@@ -215,7 +219,20 @@ class RequestState:
         self.draft_steps += result.drafted > 0
         logprobs = result.logprobs[:count] if result.logprobs is not None else None
         origins = of_block(proposed, result.accepted, count)
-        return self.delta("".join(shown), result.tokens[:count], logprobs, finish, now, origins=origins)
+        return self.delta("".join(shown), result.tokens[:count], logprobs, finish, now, error, origins)
+
+    def _cut_short(self, token: int) -> GrammarFailedError | None:
+        """What to say where an answer ends although its grammar is not complete: there was nothing left to choose."""
+        constraint = self.sampling.constraint
+        if constraint is None or token not in self.sampling.end_tokens:
+            return None
+        if constraint.accepted(self.history, (), (token,)):
+            return None
+        banned = "none of the tokens that it lets come may be used (logit_bias), or none exists"
+        return GrammarFailedError(
+            f"after {self.history.output_tokens} tokens the answer cannot go on under its grammar: "
+            f"{constraint.problem or banned}"
+        )
 
     def _show(self, token: int, vocabulary: Vocabulary, shown: list[str]) -> FinishReason | None:
         ends = token in self.sampling.end_tokens

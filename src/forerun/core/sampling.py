@@ -5,7 +5,8 @@ far and (seed, index of the output token). So a rejected draft, a retried step o
 back, and the same seed gives the same answer whatever was batched or drafted beside it.
 
 Order of application and each filter's rule are those of llama.cpp (common/sampling.cpp, src/llama-sampler.cpp):
-logit bias, penalties, top_k, typical_p, top_p, min_p, temperature.
+logit bias, penalties, top_k, typical_p, top_p, min_p, temperature. A grammar comes before all that filters: they see
+only the tokens it lets come.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core import race
+from forerun.core.grammar import TokenConstraint
 from forerun.core.history import TokenHistory
 from forerun.core.request import SamplingParams, TokenLogprobs
 from forerun.errors import EngineError
@@ -36,15 +38,27 @@ class BrokenLogitsError(EngineError):
 class SamplingContext:
     """What sampling may look at for one request. Read by the runner, owned by the request; `history` grows."""
 
-    __slots__ = ("banned", "end_tokens", "history", "is_plain_greedy", "params", "seed")
+    __slots__ = ("banned", "constraint", "end_tokens", "history", "is_plain_greedy", "model_ends", "params", "seed")
 
-    def __init__(self, params: SamplingParams, seed: int, end_tokens: frozenset[int], history: TokenHistory) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        end_tokens: frozenset[int],
+        history: TokenHistory,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
         self.params = params
         self.seed = seed
         self.history = history
-        self.end_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_tokens)
-        self.banned = end_tokens - self.end_tokens if params.ignore_eos else frozenset()
-        self.is_plain_greedy = params.is_greedy and not (self.banned or params.logit_bias or _penalises(params))
+        self.constraint = constraint
+        self.model_ends = np.array(sorted(end_tokens), np.intp)
+        # Under a grammar a banned end comes where nothing else may, and is the end then.
+        goes_on = params.ignore_eos and constraint is None
+        self.end_tokens = frozenset(params.stop_token_ids) | (frozenset() if goes_on else end_tokens)
+        self.banned = end_tokens - frozenset(params.stop_token_ids) if params.ignore_eos else frozenset()
+        edits = bool(self.banned or params.logit_bias or _penalises(params))
+        self.is_plain_greedy = params.is_greedy and constraint is None and not edits
 
 
 def _penalises(params: SamplingParams) -> bool:
@@ -67,9 +81,12 @@ def sample(logits: NDArray[np.float32], context: SamplingContext, block: Sequenc
         return _likeliest(logits)
     with _edited(logits, context, block):
         if context.params.is_greedy:
-            return _likeliest(logits)
+            return _likeliest_legal(logits, context, block)
         _likeliest(logits)
-        ids, values = candidates(logits, context.params)
+        legal = _legal(logits, context, block)
+        if legal is not None and legal.size == 1:
+            return int(legal[0])
+        ids, values = _candidates_among(logits, legal, context.params)
         chosen = race.winner(ids, values, context.params.temperature, context.seed, _index(context, block))
         return chosen if ids is None else int(ids[chosen])
 
@@ -86,10 +103,15 @@ def draft_token(
     if context.is_plain_greedy:
         return _likeliest(logits), None
     with _edited(logits, context, block):
-        best = _likeliest(logits)
         if params.is_greedy:
-            return best, None
-        likely = np.flatnonzero(logits >= logits[best] + np.float32(params.temperature * np.log(_DRAFTED)))
+            return _likeliest_legal(logits, context, block), None
+        _likeliest(logits)
+        legal = _legal(logits, context, block)
+        if legal is not None and legal.size == 1:
+            return int(legal[0]), _certain(legal)
+        values = logits if legal is None else logits[legal]
+        near = np.flatnonzero(values >= values.max() + np.float32(params.temperature * np.log(_DRAFTED)))
+        likely = near if legal is None else legal[near]
         among, values = candidates(logits[likely], params)
     ids = likely if among is None else likely[among]
     chosen = race.winner(ids, values, params.temperature, context.seed, _index(context, block))
@@ -106,6 +128,48 @@ def _likeliest(logits: NDArray[np.float32]) -> int:
     if not np.isfinite(logits[best]):
         raise BrokenLogitsError("no token is left to choose from: logits are not finite, or all tokens are banned")
     return best
+
+
+def _likeliest_legal(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int]) -> int:
+    """The likeliest token that the grammar lets come; mostly that is the likeliest of all, which is quick to ask."""
+    best = _likeliest(logits)
+    constraint = context.constraint
+    if constraint is None or constraint.accepted(context.history, block, (best,)):
+        return best
+    legal = _legal(logits, context, block)
+    return best if legal is None else int(legal[logits[legal].argmax()])
+
+
+def _legal(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int]) -> NDArray[np.intp] | None:
+    """The tokens that the grammar lets come and nobody has banned, in order; None: all.
+
+    Where there are none the answer ends: one end token. Whoever takes it sees whether the grammar was complete.
+    """
+    allowed = None if context.constraint is None else context.constraint.allowed(context.history, block)
+    if allowed is None:
+        return None
+    legal = np.flatnonzero(allowed[: logits.size])
+    if legal.size and logits[legal].max() > -np.inf:
+        return legal
+    ends = context.model_ends[context.model_ends < logits.size]
+    if not ends.size:
+        raise BrokenLogitsError("the grammar lets no token come, and the vocabulary has none to end the answer with")
+    best = int(logits[ends].argmax())
+    return ends[best : best + 1]
+
+
+def _candidates_among(
+    logits: NDArray[np.float32], legal: NDArray[np.intp] | None, params: SamplingParams
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+    """What filters leave of the legal tokens (None: of all)."""
+    if legal is None:
+        return candidates(logits, params)
+    kept, values = candidates(logits[legal], params)
+    return (legal if kept is None else legal[kept]), values
+
+
+def _certain(token: NDArray[np.intp]) -> TokenDistribution:
+    return TokenDistribution(token, np.ones(1, np.float32))
 
 
 @contextmanager
@@ -156,7 +220,10 @@ def distribution(logits: NDArray[np.float32], context: SamplingContext, block: S
     """What `sample` draws from, where it does not take the likeliest."""
     with _edited(logits, context, block):
         _likeliest(logits)
-        ids, values = candidates(logits, context.params)
+        legal = _legal(logits, context, block)
+        if legal is not None and legal.size == 1:
+            return _certain(legal)
+        ids, values = _candidates_among(logits, legal, context.params)
         probabilities = _softmax(values, context.params.temperature)
     return TokenDistribution(np.arange(logits.size) if ids is None else ids, probabilities)
 

@@ -189,9 +189,18 @@ class Scheduler:
             raise InvalidRequestError(
                 "speculation", f"cannot be 'auto': {fixed}; give a number, or load it with speculation='auto'"
             )
+        self._check_grammar(request)
         self._check_token_ids("prompt", [int(s.tokens.max()) for s in prompt.segments if not s.is_media])
         self._check_token_ids("logit_bias", request.params.logit_bias)
         self._check_token_ids("stop_token_ids", request.params.stop_token_ids)
+
+    def _check_grammar(self, request: Request) -> None:
+        if request.params.grammar is None and request.constraint is None:
+            return
+        if request.constraint is None:  # answering as if there were none is the worst that can be done
+            raise InvalidRequestError("grammar", "cannot be enforced by this engine; leave it out")
+        if self.config.synthetic_acceptance is not None:
+            raise InvalidRequestError("grammar", "cannot be enforced where drafts are accepted at random")
 
     def _check_token_ids(self, field: str, tokens: Iterable[int]) -> None:
         worst = max(tokens, default=0)

@@ -176,8 +176,9 @@ class DraftPlanner:
         least = self._allocator.least_chance(load.sequences) if not load.other_rows else 0.0
         candidates: list[_Candidate] = []
         for state, wanted in drafting:
-            proposed = [*self._forced(state, wanted), *found.get(_id(state), ())]
-            candidate = self._candidate(state, proposed, self._model_request(state, wanted), least)
+            request = self._model_request(state, wanted)
+            proposed = [*self._forced(state, wanted, request), *found.get(_id(state), ())]
+            candidate = self._candidate(state, _legal(state, proposed), request, least)
             if candidate is not None:
                 candidates.append(candidate)
             if _id(state) in found and (candidate is None or candidate.found is None):
@@ -204,16 +205,26 @@ class DraftPlanner:
                     found[request.sequence_id].append(Found(drafter.name, proposal))
         return found
 
-    def _forced(self, state: RequestState, limit: int) -> list[Found]:
-        """What the request's hook says must come next."""
+    def _forced(self, state: RequestState, limit: int, request: DraftRequest | None) -> list[Found]:
+        """What the request's hook, or else its grammar, says must come next."""
         hook, history = state.drafting.forced, state.history
         if hook is None:
-            return []
+            return self._forced_by_grammar(state, limit, request)
         output = history.slice(history.prompt_tokens, history.size)
         proposal = checked_forced(hook, output, limit, self._vocabulary_size)
         if proposal is None:
             state.drafting.forced = None
         return [Found(FORCED, proposal)] if proposal is not None and proposal.tokens else []
+
+    def _forced_by_grammar(self, state: RequestState, limit: int, request: DraftRequest | None) -> list[Found]:
+        """What the grammar leaves no choice about, where that is more than a draft model, which obeys it too, gives."""
+        constraint = state.sampling.constraint
+        tokens = () if constraint is None else tuple(constraint.forced(state.history, limit))
+        if request is not None and tokens:
+            acceptance = self._records.acceptance(state, MODEL_DRAFTER, state.drafting.model_grade)
+            if len(tokens) <= sum(acceptance.chances(request.limit)):
+                return []
+        return [Found(FORCED, Proposal(tokens))] if tokens else []
 
     def _candidate(
         self, state: RequestState, proposed: Sequence[Found], request: DraftRequest | None, least: float
@@ -487,6 +498,19 @@ def rows_by_depth(requests: Sequence[DraftRequest]) -> list[int]:
     deepest = max(request.limit for request in requests)
     first = sum(request.tokens.size - request.held for request in requests)
     return [first, *(sum(request.limit > depth for request in requests) for depth in range(1, deepest))]
+
+
+def _legal(state: RequestState, proposed: Sequence[Found]) -> Sequence[Found]:
+    """Proposals as far as the request's grammar lets them come."""
+    constraint = state.sampling.constraint
+    if constraint is None:
+        return proposed
+    lengths = [constraint.accepted(state.history, (), found.proposal.tokens) for found in proposed]
+    return [
+        Found(found.drafter, found.proposal.shortened(length))
+        for found, length in zip(proposed, lengths, strict=True)
+        if length
+    ]
 
 
 def _agree(tokens: tuple[int, ...], others: tuple[int, ...]) -> bool:

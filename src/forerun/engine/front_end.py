@@ -16,7 +16,7 @@ from forerun.engine.cache_calls import Questions
 from forerun.engine.health import EngineHealth
 from forerun.engine.intake import Conversation, Intake
 from forerun.engine.loop import EngineLoop
-from forerun.engine.parts import ChatRenderer, EngineParts
+from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.tokenizer import Tokenizer
 from forerun.engine.worker import EngineWorker, Worker
 
@@ -33,6 +33,8 @@ class FrontEndParts:
     """KV cells of the target: no prompt and its answer can be longer."""
     clock: Callable[[], float] = time.monotonic
     """The engine's."""
+    constrain: Constrain | None = None
+    """Compiles grammars in the caller's thread. None: the worker's side does, or refuses them."""
 
 
 def on_a_thread(parts: EngineParts) -> FrontEndParts:
@@ -51,6 +53,7 @@ def on_a_thread(parts: EngineParts) -> FrontEndParts:
         model_name=parts.model_name,
         n_ctx=parts.n_ctx,
         clock=parts.clock,
+        constrain=parts.constrain,
     )
 
 
@@ -66,7 +69,7 @@ class FrontEnd:
         self.has_chat_template = given.chat_template is not None
         self.tokenizer = given.tokenizer
         self._worker = given.worker
-        self._intake = Intake(given.tokenizer, given.chat_template, given.clock)
+        self._intake = Intake(given.tokenizer, given.chat_template, given.clock, given.constrain)
         self._questions = Questions(self._intake, given.clock, given.tokenizer)
         # Closes the engine when it is dropped or Python exits: its thread must not run native code then.
         self._closes_when_dropped = weakref.finalize(self, self._worker.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -16,7 +16,7 @@ from forerun.core.prompt import PromptLayout
 from forerun.core.prompt_text import PromptText
 from forerun.core.request import Request, SamplingParams
 from forerun.engine.output import Output, refusal
-from forerun.engine.parts import ChatRenderer, Message
+from forerun.engine.parts import ChatRenderer, Constrain, Message
 from forerun.engine.tokenizer import Tokenizer, check_unicode
 from forerun.errors import EngineClosedError, ForerunError, InvalidRequestError
 
@@ -52,10 +52,17 @@ class Batch:
 class Intake:
     """Builds requests. Any thread; holds nothing of a request once it is built."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatRenderer | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatRenderer | None,
+        clock: Callable[[], float],
+        constrain: Constrain | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._clock = clock
+        self._constrain = constrain
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
@@ -124,6 +131,8 @@ class Intake:
                 request = Request(
                     id=request_id, prompt=layout(item), params=own, arrival=arrival, drawn_seed=seed, **options
                 )
+                if self._constrain is not None:
+                    request = constrained(request, self._constrain)
             except EngineClosedError:
                 raise
             except ForerunError as error:
@@ -147,6 +156,15 @@ def check_options(options: RequestOptions) -> None:
     for name in ("reuses_cache", "reports_progress"):
         if not isinstance(given.get(name, False), bool):
             raise InvalidRequestError(name, f"must be true or false, got {given[name]!r}")
+
+
+def constrained(request: Request, constrain: Constrain) -> Request:
+    """The request with its grammar compiled, which may take a while: not for the engine thread.
+
+    Raises InvalidRequestError.
+    """
+    grammar = request.params.grammar
+    return request if grammar is None else replace(request, constraint=constrain(grammar))
 
 
 def as_prompts(prompts: Prompts) -> Sequence[Prompt]:

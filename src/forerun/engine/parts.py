@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from forerun.core.grammar import Grammar, TokenConstraint
 from forerun.core.prompt import Tokens
 from forerun.core.prompt_text import PromptText
 from forerun.core.scheduler import Scheduler
@@ -49,6 +50,10 @@ class ChatRenderer(Protocol):
         ...
 
 
+Constrain: TypeAlias = Callable[[Grammar], TokenConstraint]
+"""Compiles a grammar for one request; any thread. Raises InvalidRequestError."""
+
+
 def _nothing() -> None:
     pass
 
@@ -61,6 +66,9 @@ class EngineParts:
     runner: Runner
     vocabulary: TextVocabulary
     chat_template: ChatRenderer | None = None
+    constrain: Constrain | None = None
+    """None: this engine enforces no grammars, and refuses requests that have one. Called by whoever builds requests
+    where the engine is (`intake.constrained`)."""
     model_name: str = "model"
     n_ctx: int
     """KV cells of the target: no prompt and its answer can be longer."""

@@ -15,6 +15,7 @@ answers must be equal to the oracle's, always.
 """
 
 from forerun.testing.clock import ManualClock
+from forerun.testing.constraint import FakeConstraint
 from forerun.testing.drafter import FakeDrafter
 from forerun.testing.memory import FakeMemory, FakeMemoryError
 from forerun.testing.model import FakeVocabulary, adapted, fake_logits, media_codes, next_digest
@@ -25,6 +26,7 @@ from forerun.testing.store import FAKE_SIZES, FakeStore
 __all__ = [
     "FAKE_SIZES",
     "Answer",
+    "FakeConstraint",
     "FakeDrafter",
     "FakeMemory",
     "FakeMemoryError",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.core.adapters import NO_CONTENTS
+from forerun.core.grammar import TokenConstraint
 from forerun.core.history import TokenHistory
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, SamplingParams
@@ -31,10 +32,11 @@ def naive_answer(
     vocabulary: Vocabulary,
     n_ctx: int,
     adapters: Mapping[str, str] = NO_CONTENTS,
+    constraint: TokenConstraint | None = None,
 ) -> Answer:
     """The oracle: one request alone, token by token, no cache, no draft, no chunks; text decoded afresh each time.
 
-    `adapters`: those there are, with contents.
+    `adapters`: those there are, with contents. `constraint`: one that remembers nothing, such as a FakeConstraint.
     """
     digest = position = 0
     applied = params.adapter_set
@@ -44,17 +46,19 @@ def naive_answer(
             digest = next_digest(digest, code, position + min(index, segment.native_positions - 1))
         position += segment.native_positions
     history = TokenHistory(prompt)
-    context = SamplingContext(params, params.seed or 0, vocabulary.end_tokens, history)
+    context = SamplingContext(params, params.seed or 0, vocabulary.end_tokens, history, constraint)
     limit = n_ctx + 1 - prompt.logical_tokens
     limit = limit if params.max_tokens is None else min(limit, params.max_tokens)
     output: list[int] = []
     shown: list[int] = []
     while True:
         token = sample(fake_logits(digest, vocabulary.size), context)
+        is_legal = constraint is None or constraint.accepted(history, (), (token,)) == 1
         output.append(token)
         history.append(token)
         if token in context.end_tokens:
-            return Answer(tuple(output), _text(shown, vocabulary), FinishReason.STOP)
+            finish = FinishReason.STOP if is_legal else FinishReason.ERROR
+            return Answer(tuple(output), _text(shown, vocabulary), finish)
         shown.append(token)
         text = _text(shown, vocabulary)
         ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in params.stop if stop in text]
