@@ -22,7 +22,7 @@ from forerun.core.verification import verify
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import machine_load, physical_cores
 from forerun.engine.engine import BlockingEngine
-from forerun.engine.parts import ChatRenderer, EngineParts
+from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine_config import DEFAULT_MAX_N_CTX, MAX_AUTO_DRAFT_TOKENS, EngineConfig
 from forerun.errors import ForerunError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
@@ -119,12 +119,22 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             ),
             vocabulary=model.vocabulary,
             chat_template=chat_template(model),
+            constrain=_constrain(model, loaded),
             model_name=paths[0].name,
             n_ctx=n_ctx,
             interrupt=lambda: _interrupt(contexts),
             dispose=loaded.pop_all().close,
             checks_integrity=config.checks_integrity,
         )
+
+
+def _constrain(model: LlamaModel, loaded: ExitStack) -> Constrain:
+    """What compiles grammars, for as long as the model is loaded."""
+    from forerun.structured.compiling import GrammarCompiler
+
+    compiler = GrammarCompiler(model.vocabulary)
+    loaded.callback(compiler.close)
+    return compiler
 
 
 def preflight(config: EngineConfig) -> Preflight:

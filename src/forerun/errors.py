@@ -10,12 +10,13 @@ class ForerunError(Exception):
 class InvalidRequestError(ForerunError):
     """One request cannot be served as asked; the engine and all other requests are unaffected.
 
-    `field` names the offending part of the request ("prompt", "max_tokens", ...).
+    `field` names the offending part of the request ("prompt", "max_tokens", ...), `reason` says what is wrong with it.
     """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.reason = message
 
 
 class ContextExceededError(InvalidRequestError):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from forerun.cli.grammars import wanted_grammar
 from forerun.cli.sizes import parse_size
 from forerun.core.request import SamplingParams
 from forerun.engine_config import EngineConfig
@@ -182,6 +183,16 @@ class SamplingOptions:
         int | None,
         _sampling(help="Log probabilities of each token and of N alternatives (--json)."),
     ] = None
+    json_schema: Annotated[
+        str | None,
+        _sampling("--json-schema", metavar="FILE|JSON", help="The answer is JSON that fits this schema."),
+    ] = None
+    regex: Annotated[str | None, _sampling(metavar="PATTERN", help="The answer matches this regular expression.")] = (
+        None
+    )
+    grammar: Annotated[
+        str | None, _sampling(metavar="FILE", help="The answer fits the grammar in this file: Lark, or GBNF.")
+    ] = None
 
     def params(self) -> SamplingParams:
         """Raises InvalidRequestError, naming the option's field."""
@@ -203,4 +214,5 @@ class SamplingOptions:
             stop_token_ids=tuple(self.stop_token or ()),
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
+            grammar=wanted_grammar(self.json_schema, self.regex, self.grammar),
         )

@@ -1,0 +1,206 @@
+"""Whether a grammar can be used, found out where it can do no harm: in time, and in another process.
+
+check ──► plain limits (microseconds) ──► a child compiles it ──► verdict, remembered
+                                           │ dies, or overruns: the verdict, and another child is started
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from forerun.core.grammar import Grammar
+from forerun.errors import InvalidRequestError, OverloadedError
+from forerun.structured.compiling import grammar_source
+from forerun.structured.tokens import TokenTable
+
+SECONDS = 1.5
+"""What compiling may take."""
+_REMEMBERED = 256
+_WAITING = 64
+"""Checks under way at most."""
+_PATIENCE = 10.0
+"""Seconds that a check waits for a child to be free."""
+
+
+class GrammarChecker:
+    """Any thread, and asyncio. Owns `processes` children, started at once; `close` ends them."""
+
+    def __init__(self, table: TokenTable, *, processes: int = 2, seconds: float = SECONDS) -> None:
+        self._table = table
+        self._payload = pickle.dumps(table)
+        self._seconds = seconds
+        self._children: SimpleQueue[_Child] = SimpleQueue()
+        self._alive: set[_Child] = set()
+        self._verdicts: OrderedDict[Grammar, str | None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._is_closed = False
+        self._threads = ThreadPoolExecutor(processes + 1, thread_name_prefix="forerun-grammars")
+        self._starters = ThreadPoolExecutor(processes, thread_name_prefix="forerun-grammar-child")
+        for _ in range(processes):
+            self._starters.submit(self._start_child)
+
+    async def check_soon(self, grammar: Grammar, field: str = "grammar") -> None:
+        """As `check`, for an event loop: it goes on meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self.check, grammar, field)
+
+    def check(self, grammar: Grammar, field: str = "grammar") -> None:
+        """Return where the grammar compiles, in time, to something that an answer can begin with.
+
+        Waits for up to a few seconds. Raises InvalidRequestError naming `field`, OverloadedError.
+        """
+        verdict = self._verdict(grammar)
+        if verdict is not None:
+            raise InvalidRequestError(field, verdict)
+
+    def close(self) -> None:
+        """End the children. Checks under way are refused."""
+        with self._lock:
+            self._is_closed = True
+            alive = list(self._alive)
+        for child in alive:
+            child.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._starters.shutdown(wait=True, cancel_futures=True)
+
+    def _verdict(self, grammar: Grammar) -> str | None:
+        with self._lock:
+            if grammar in self._verdicts:
+                self._verdicts.move_to_end(grammar)
+                return self._verdicts[grammar]
+            if self._under_way >= _WAITING:
+                raise OverloadedError(f"{self._under_way} grammars are being compiled; try again later", self._seconds)
+            self._under_way += 1
+        try:
+            return self._checked(grammar)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _checked(self, grammar: Grammar) -> str | None:
+        try:
+            grammar_source(grammar, self._table)
+        except InvalidRequestError as error:
+            return self._remembered(grammar, error.reason)
+        child = self._free_child()
+        try:
+            verdict = child.ask(grammar, self._seconds)
+        except TimeoutError:  # not remembered: perhaps the machine was busy
+            return f"takes longer than {self._seconds:g} s to compile; make it simpler"
+        except EOFError:
+            return self._remembered(grammar, "exhausts the compiler's stack or memory; make it simpler")
+        finally:
+            self._give_back(child)
+        return self._remembered(grammar, verdict)
+
+    def _remembered(self, grammar: Grammar, verdict: str | None) -> str | None:
+        with self._lock:
+            self._verdicts[grammar] = verdict
+            while len(self._verdicts) > _REMEMBERED:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    # --- children ----------------------------------------------------------
+
+    def _free_child(self) -> _Child:
+        try:
+            return self._children.get(timeout=_PATIENCE)
+        except Empty:
+            raise OverloadedError("no process is free to compile the grammar; try again later", _PATIENCE) from None
+
+    def _give_back(self, child: _Child) -> None:
+        if child.is_alive:
+            self._children.put(child)
+            return
+        with self._lock:
+            self._alive.discard(child)
+            is_closed = self._is_closed
+        if not is_closed:
+            with suppress(RuntimeError):  # closed in between
+                self._starters.submit(self._start_child)
+
+    def _start_child(self) -> None:
+        child = _Child()
+        with self._lock:
+            self._alive.add(child)
+            is_closed = self._is_closed
+        if is_closed:
+            child.end()
+        elif child.prepare(self._payload):
+            self._children.put(child)
+
+    def __repr__(self) -> str:
+        return f"GrammarChecker({len(self._alive)} processes, {len(self._verdicts)} verdicts)"
+
+
+class _Child:
+    """One compiling process. Used by one thread at a time; `end` by any."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", "-m", "forerun.structured.checking_child"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._has_overrun = False
+
+    def prepare(self, payload: bytes) -> bool:
+        """Hand the vocabulary over and wait until it is read; False where the process ended instead."""
+        try:
+            self._write(payload)
+        except OSError:
+            return False
+        return bool(self._read())
+
+    def ask(self, grammar: Grammar, seconds: float) -> str | None:
+        """What is wrong with a grammar. Raises TimeoutError or EOFError, and the process has ended then."""
+        alarm = threading.Timer(seconds, self._overrun)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            self._write(json.dumps([grammar.kind, grammar.text, grammar.after]).encode() + b"\n")
+            answer = self._read()
+        except OSError:
+            answer = b""
+        finally:
+            alarm.cancel()
+        if self._has_overrun or not answer:
+            self.end()
+        if not answer:
+            raise TimeoutError if self._has_overrun else EOFError
+        verdict: str | None = json.loads(answer)
+        return verdict
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Kill it; safe to call again."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not written yet cannot be
+                    pipe.close()
+
+    def _overrun(self) -> None:
+        self._has_overrun = True
+        self._process.kill()
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
