@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -224,6 +226,7 @@ class Text(FakeVocabulary):
     """Bytes, and an end."""
 
     bos = -1
+    control_tokens: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self) -> None:
         super().__init__([*(bytes([code]) for code in range(256)), b""], end_tokens=(256,))
@@ -255,7 +258,7 @@ def test_a_compiler_reads_its_vocabulary_once_and_not_after_it_was_closed() -> N
 
 def test_a_model_without_an_end_cannot_be_held_to_a_grammar() -> None:
     class Endless(Text):
-        end_tokens = frozenset[int]()  # type: ignore[assignment]
+        end_tokens = frozenset[int]()
 
     with pytest.raises(InvalidRequestError, match="no token that ends an answer"):
         GrammarCompiler(Endless())(regex("a"))
