@@ -10,7 +10,9 @@ from pathlib import Path
 from forerun.chat.choice import AUTO
 from forerun.chat.prompts import PromptWriter
 from forerun.compose import AsyncEngine, LoadProgress
+from forerun.compose_embeddings import is_embedding_model, open_embedding_engine
 from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine_config import EngineConfig
 from forerun.errors import ForerunError
 from forerun.server.app import create_app
@@ -19,14 +21,16 @@ from forerun.server.listening import HttpServer
 from forerun.server.preparing import Preparation
 from forerun.server.seats import Seats
 from forerun.server.service import EngineService
-from forerun.server.serving import Backend, ServedModel, Serving
+from forerun.server.serving import Backend, EmbeddingServing, ServedModel, Serving
 from forerun.server.settings import ServerSettings
 
-OpenEngine = Callable[[EngineConfig, LoadProgress], AsyncioEngine]
+OpenEngine = Callable[[EngineConfig, LoadProgress], AsyncioEngine | EmbeddingEngine]
 
 
-def open_engine(config: EngineConfig, progress: LoadProgress) -> AsyncioEngine:
+def open_engine(config: EngineConfig, progress: LoadProgress) -> AsyncioEngine | EmbeddingEngine:
     """Load the models. Raises ModelError."""
+    if is_embedding_model(config):
+        return open_embedding_engine(config, progress)
     return AsyncEngine.load(config.model, progress=progress, **_other_fields(config))
 
 
@@ -41,7 +45,7 @@ class Announcements:
     listening: Callable[[str], None]
     """The address; the model may still be loading."""
     progress: LoadProgress
-    ready: Callable[[Serving], None]
+    ready: Callable[[Serving | EmbeddingServing], None]
 
 
 def serve(
@@ -72,6 +76,8 @@ async def _serve(
     finally:
         if backend.serving is not None:
             await backend.serving.engine.close()
+        if backend.embedding is not None:
+            await asyncio.to_thread(backend.embedding.engine.close)
 
 
 async def _load(
@@ -86,16 +92,21 @@ async def _load(
     except ForerunError as error:
         backend.failed(str(error))
         raise
-    serving = serving_on(
+    model_id = Path(config.model).stem
+    if isinstance(engine, EmbeddingEngine):
+        model = ServedModel(model_id, engine.model_name, backend.settings.aliases)
+        backend.embedding = EmbeddingServing(engine, model)
+        told.ready(backend.embedding)
+        return
+    backend.serving = serving_on(
         engine,
         backend.settings,
-        Path(config.model).stem,
+        model_id,
         max_num_seqs=config.max_num_seqs,
         adapters=config.adapters,
         chat_format=chat_format,
     )
-    backend.serving = serving
-    told.ready(serving)
+    told.ready(backend.serving)
 
 
 def serving_on(

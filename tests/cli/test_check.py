@@ -244,4 +244,4 @@ def test_a_model_that_writes_no_text_is_refused(forerun: Forerun, tiny_model: Ma
     path = tiny_model(TinyModel(kind="bert"))
     result = forerun("check", str(path), "--no-measure")
     assert result.exit_code == 2
-    assert "Forerun runs models that write text" in result.stdout
+    assert "an embedding model (bert): it writes no text, and `forerun serve`" in " ".join(result.stdout.split())

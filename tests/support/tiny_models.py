@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from tests.support.gguf_file import GgufFile, Tensor, boolean, f32, text, u32, u
 
 Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35", "bert"]
 Vocabulary = Literal["smollm2", "permuted", "truncated", "padded"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+"""How an embedding model makes one vector of a text's tokens, by llama.cpp's numbers."""
 Array = npt.NDArray[np.float32]
 
 MODELS_FOLDER = Path(__file__).resolve().parents[1] / ".models"
@@ -53,6 +55,7 @@ class TinyModel:
     `noise` adds that fraction of each tensor's own spread as seeded noise: the same model, but worse, for drafts
     of any quality. `eos` replaces the end-of-sequence id in the metadata. Vocabularies: "permuted" swaps the two
     `SWAPPED_TOKENS`, "truncated" keeps the first `TRUNCATED_VOCABULARY` tokens, "padded" has `PADDING` more, unused.
+    `pooling` makes an embedding model of it, or changes how one pools (encoders take the mean).
     """
 
     kind: Kind = "llama"
@@ -61,6 +64,7 @@ class TinyModel:
     noise: float = 0.0
     vocabulary: Vocabulary = "smollm2"
     eos: int | None = None
+    pooling: Pooling | None = None
 
     @property
     def file_name(self) -> str:
@@ -85,6 +89,8 @@ def assemble(model: TinyModel, tokenizer_from: Path) -> GgufFile:
     common = {"general.architecture": text(model.kind), "general.name": text(f"tiny random {model.kind}")}
     if model.kind == "bert":
         tokenizer["tokenizer.ggml.token_type_count"] = u32(2)
+    if model.pooling is not None:
+        entries["pooling_type"] = u32(get_args(Pooling).index(model.pooling))
     sizes = {f"{model.kind}.{key}": value for key, value in entries.items()}
     return GgufFile(common | sizes | tokenizer, weights.tensors)
 

@@ -8,7 +8,7 @@ from forerun.cli.options import ModelOptions
 from forerun.cli.serve_options import KEY_VARIABLE, ServeOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose_server import Announcements, serve
-from forerun.server.serving import Serving
+from forerun.server.serving import EmbeddingServing, Serving
 
 
 def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) -> None:
@@ -28,15 +28,19 @@ def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) ->
             address = at
             terminal.note(f"listening on {at}, loading {config.model}")
 
-        def ready(serving: Serving) -> None:
+        def ready(serving: Serving | EmbeddingServing) -> None:
             progress.stop()
             terminal.note(_greeting(address, serving, has_keys=bool(settings.api_keys)))
 
         serve(config, settings, Announcements(listening, progress.show, ready), chat_format=options.chat_format)
 
 
-def _greeting(address: str, serving: Serving, *, has_keys: bool) -> str:
+def _greeting(address: str, serving: Serving | EmbeddingServing, *, has_keys: bool) -> str:
     key = ' -H "Authorization: Bearer $FORERUN_API_KEY"' if has_keys else ""
-    body = f'{{"model": "{serving.model.id}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    curl = f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    if isinstance(serving, EmbeddingServing):
+        route, body = "embeddings", f'{{"model": "{serving.model.id}", "input": "Hello"}}'
+    else:
+        messages = '[{"role": "user", "content": "Hello"}]'
+        route, body = "chat/completions", f'{{"model": "{serving.model.id}", "messages": {messages}}}'
+    curl = f"curl {address}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
     return f"{serving.model.id} is ready at {address} (API: {address}/docs)\n  {curl}"

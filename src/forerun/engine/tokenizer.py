@@ -38,6 +38,12 @@ class Tokenizer:
         """Text that follows other text."""
         return self._tokenize(PromptText(text) if isinstance(text, str) else text, add_special=False)
 
+    def tokenize_plain(self, text: str) -> Tokens:
+        """A text with what the model wants around it; control tokens that are written in it stay text."""
+        check_unicode(text)
+        with self._in_use:
+            return self._alive().tokenize(text, add_special=True, parse_special=False)
+
     def _tokenize(self, prompt: PromptText, *, add_special: bool) -> Tokens:
         check_unicode(prompt.text)
         with self._in_use:

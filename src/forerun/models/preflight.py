@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.errors import IncompatibleDraftError, ModelError, ModelLoadError
 from forerun.models.adapter_file import read_adapter_header
+from forerun.models.embedding_file import pools
 from forerun.models.gguf_header import GgufHeader
 from forerun.models.machine_memory import FreeMemory, free_memory
 from forerun.models.nextn import why_no_mtp
@@ -241,6 +242,11 @@ def _candidate(
     model, context = wanted.model_params(with_mtp=with_mtp), wanted.context_params(n_ctx, is_mtp=False)
     try:
         survey = survey_model(header.path, model, context)
+        if not survey.generates and pools(header):
+            raise ModelLoadError(
+                f"{header.path}: an embedding model ({header.architecture}): it writes no text, "
+                "and `forerun serve` serves it at /v1/embeddings"
+            )
         if not survey.generates:
             raise ModelLoadError(
                 f"{header.path}: this model ({header.architecture}) does not remember what it has read token by token "

@@ -80,6 +80,11 @@ class Batch:
             self.outputs += 1
         self.rows = self.native.n_tokens = stop
 
+    def want_all(self) -> None:
+        """All rows give something out: embeddings take every token into account."""
+        self._logits[: self.rows] = 1
+        self.outputs = self.rows
+
     def output_rows(self) -> list[int]:
         """The rows that ask for logits."""
         rows: list[int] = np.flatnonzero(self._logits[: self.rows]).tolist()

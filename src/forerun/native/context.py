@@ -69,6 +69,8 @@ class ContextParams:
     """Keep the KV memory on the GPU if there is one."""
     is_mtp: bool = False
     """Run the model's MTP (NextN) layer instead of the model: rows are tokens with hidden states (native/mtp.py)."""
+    embeds: bool = False
+    """Give vectors of texts instead of logits (native/embedding.py)."""
 
     def native(self) -> Any:
         """As llama_context_params. Raises KeyError for an unknown cache type."""
@@ -85,6 +87,10 @@ class ContextParams:
         params.kv_unified = True
         # With a unified memory and many ids the short one would not be much smaller, and cuts would soon be unsound.
         params.swa_full = True
+        if self.embeds:
+            params.embeddings = True
+            # Encoders are of all shapes: llama.cpp knows for which of them it can.
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
         if self.is_mtp:
             params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         params.no_perf = True

@@ -10,7 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from forerun.errors import ForerunError
-from forerun.server import cache_routes, chat_completions, completions, state_routes, text_routes
+from forerun.server import cache_routes, chat_completions, completions, embeddings, state_routes, text_routes
 from forerun.server.about import VERSION
 from forerun.server.anthropic import routes as anthropic_routes
 from forerun.server.observing import observe
@@ -23,6 +23,7 @@ from forerun.server.serving import Backend
 _ROUTERS: Final = (
     chat_completions.router,
     completions.router,
+    embeddings.router,
     responses_routes.router,
     anthropic_routes.router,
     state_routes.router,

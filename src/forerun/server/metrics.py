@@ -144,7 +144,7 @@ class MetricsPage(Collector):
         yield from engine_families(self._counts)
 
     def _model(self) -> Metric:
-        serving = self._backend.serving
+        serving = self._backend.loaded
         values = None if serving is None else (serving.model.id, str(serving.engine.n_ctx))
         return _fact("model_info", "The model that is served.", ("model", "n_ctx"), values)
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from forerun.engine.health import EngineState
 from forerun.server.about import VERSION
 from forerun.server.openapi import ERRORS
-from forerun.server.serving import Backend, Serving, backend_of, serving_of
+from forerun.server.serving import Backend, EmbeddingServing, Serving, backend_of, serving_of
 
 router = APIRouter()
 
@@ -50,7 +50,7 @@ class Health(BaseModel):
     retry_in: float | None = Field(default=None, description="Seconds until it is started again.")
 
 
-def _model(serving: Serving) -> Model:
+def _model(serving: Serving | EmbeddingServing) -> Model:
     model = serving.model
     aliases = [name for name in model.names if name != model.id]
     return Model(id=model.id, created=model.created, max_model_len=serving.engine.n_ctx, aliases=aliases)
@@ -59,14 +59,14 @@ def _model(serving: Serving) -> Model:
 @router.get("/v1/models", tags=["OpenAI"], responses=ERRORS)
 async def models(request: Request) -> ModelList:
     """The loaded model."""
-    return ModelList(data=[_model(serving_of(request))])
+    return ModelList(data=[_model(backend_of(request).require_loaded())])
 
 
 @router.get("/v1/models/{model:path}", tags=["OpenAI"], responses=ERRORS)
 async def model(request: Request, model: str) -> Model:
     """The loaded model, by any of its names."""
-    serving = serving_of(request)
-    serving.require_model(model)
+    serving = backend_of(request).require_loaded()
+    serving.model.require(model)
     return _model(serving)
 
 
