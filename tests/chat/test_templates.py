@@ -141,6 +141,24 @@ def test_a_template_cannot_change_the_conversation() -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(9999) if b < 0 %}{% endfor %}{% endfor %}",
+        "{% for a in ms recursive %}{{ loop(ms) }}{{ loop(ms) }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ n.x }}",
+        "{{ 'x' | center(1000000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}{{ '%*d' % (1000000000, 1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
+        "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
+        "{{ range(99999) | join('y' * 1000000) }}",
+        "{{ {} | tojson(indent=1000000000) }}",
         "{{ 'x' * 1000000000 }}",
         "{{ 1000000000 * [1] }}",
         "{{ 9 ** 9 ** 9 }}",
@@ -149,7 +167,16 @@ def test_a_template_cannot_change_the_conversation() -> None:
     ],
 )
 def test_a_template_that_grows_without_bound_is_stopped(source: str) -> None:
-    assert "chat template" in refusal(source)
+    ms = [*HELLO, *HELLO]
+    with pytest.raises(InvalidRequestError, match="chat template"):
+        render(source, names={"ms": ms})
+
+
+def test_a_long_conversation_is_far_from_the_bound() -> None:
+    messages = [{"role": "user", "content": "word " * 1_000}] * 1_000
+    body = "{% if m.role in ['user', 'tool'] %}{{ '<' + m.role + '>' + m.content | trim }}{% endif %}"
+    source = f"{{% for m in messages %}}{body}{{% endfor %}}"
+    assert len(render(source, messages)) == 1_000 * (len("<user>") + 4_999)
 
 
 def test_ordinary_products_are_allowed() -> None:

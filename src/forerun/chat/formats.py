@@ -28,6 +28,11 @@ class ChatFormat(Protocol):
     def name(self) -> str: ...
 
     @property
+    def reasoning_start(self) -> str:
+        """The text that opens reasoning ("<think>"), empty where the family has none."""
+        ...
+
+    @property
     def reasoning_end(self) -> str:
         """The text that ends reasoning ("</think>"), empty where the family has none."""
         ...

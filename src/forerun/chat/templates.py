@@ -3,7 +3,7 @@
 Templates are untrusted programs in Jinja. The names they may use are those of transformers' `apply_chat_template`
 (utils/chat_template_utils.py): `messages`, `tools`, `add_generation_prompt`, `bos_token`, `eos_token`,
 `raise_exception`, `strftime_now`, a `tojson` that leaves HTML characters alone, loop controls and the `generation`
-block. What they can reach and how much they can write is bounded; how long they may loop is not.
+block. What they can reach, how much they can write and how long they may take is bounded (effort_bound.py).
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from forerun.chat.effort_bound import BoundedSandbox, bounded, counted
 from forerun.errors import InvalidRequestError
 
 MAX_TEMPLATE_BYTES: Final = 1_000_000
 MAX_RENDERED_CHARACTERS: Final = 64_000_000
-_MAX_PRODUCT: Final = 1_000_000  # characters or elements that a template may make by multiplication
 # What running somebody's program can raise besides Jinja's own errors.
 _RUNTIME_ERRORS: Final = (
     ArithmeticError,
@@ -86,12 +84,21 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._names,
             )
-            return _joined(pieces)
+            with bounded(len(messages)):
+                return _joined(pieces)
         except TemplateError as error:
             raise InvalidRequestError("messages", f"the model's chat template says: {error}") from error
         except _RUNTIME_ERRORS as error:
             problem = f"the model's chat template failed on them: {type(error).__name__}: {error}"
             raise InvalidRequestError("messages", problem) from error
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names that the template asks for; none of a broken one."""
+        try:
+            return frozenset(meta.find_undeclared_variables(self._environment.parse(self.source)))
+        except (TemplateError, RecursionError):
+            return frozenset()
 
     @cached_property
     def _compiled(self) -> Any:
@@ -100,31 +107,15 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "messages", f"the model's chat template has {size} bytes, at most {MAX_TEMPLATE_BYTES} are allowed"
             )
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
-        environment.filters["tojson"] = _to_json
+        return self._environment.from_string(self.source)
+
+    @cached_property
+    def _environment(self) -> BoundedSandbox:
+        environment = BoundedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        environment.filters["tojson"] = counted(_to_json)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda layout: self._now().strftime(layout)
-        return environment.from_string(self.source)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which lacks a bound on products: `"x" * 10**9` and `9 ** 9 ** 9` are refused here."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (abs(left) <= _MAX_PRODUCT and abs(right) <= 64):
-            raise OverflowError("a power too large for a template")
-        if operator == "*" and _product_size(left, right) > _MAX_PRODUCT:
-            raise OverflowError("a repetition too long for a template")
-        return super().call_binop(context, operator, left, right)
-
-
-def _product_size(left: Any, right: Any) -> int:
-    for sequence, times in ((left, right), (right, left)):
-        if isinstance(sequence, str | list | tuple) and isinstance(times, int):
-            return len(sequence) * times
-    return 0
+        return environment
 
 
 class _GenerationBlock(Extension):

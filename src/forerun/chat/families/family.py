@@ -48,6 +48,10 @@ class TaggedFamily:
     controls: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def reasoning_start(self) -> str:
+        return self.thinking.start
+
+    @property
     def reasoning_end(self) -> str:
         return self.thinking.end
 

@@ -42,6 +42,10 @@ class HarmonyFormat:
     controls: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def reasoning_start(self) -> str:
+        return f"{CHANNEL}analysis{MESSAGE}"
+
+    @property
     def reasoning_end(self) -> str:
         """What follows the header of the final message is the answer."""
         return FINAL
