@@ -55,7 +55,8 @@ class ChatFront:
         if grammar is None or grammar.after:
             return grammar
         # A prompt that has not opened reasoning gets none: an answer that may begin with it or not cannot be steered.
-        is_certain = self.opens_reasoning(prompt) or "/" not in self.format.reasoning_end
+        # Without a tag to open it (Harmony) reasoning is part of the grammar of calls.
+        is_certain = self.opens_reasoning(prompt) or (calls is None and "/" not in self.format.reasoning_end)
         return replace(grammar, after=self.format.reasoning_end) if is_certain else grammar
 
     def _call_grammar(self, job: ChatJob) -> Grammar | None:

@@ -68,8 +68,7 @@ class HarmonyFormat:
 
     def call_grammar(self, tools: Sequence[Tool], *, parallel: bool, required: bool) -> Grammar | None:
         """A call ends the answer: there is one at most, in any case."""
-        del parallel
-        if not tools or not (required or any(tool.strict for tool in tools)):
+        if not tools or not (required or not parallel or any(tool.strict for tool in tools)):
             return None
         calls = [f"call_{index}: {_call(tool, self.controls)}" for index, tool in enumerate(tools)]
         names = [f"call_{index}" for index in range(len(tools))]
