@@ -11,6 +11,7 @@ from forerun.chat.choice import AUTO
 from forerun.chat.prompts import PromptWriter
 from forerun.compose import AsyncEngine, LoadProgress
 from forerun.compose_embeddings import is_embedding_model, open_embedding_engine
+from forerun.compose_process import in_own_process
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine_config import EngineConfig
@@ -28,14 +29,10 @@ OpenEngine = Callable[[EngineConfig, LoadProgress], AsyncioEngine | EmbeddingEng
 
 
 def open_engine(config: EngineConfig, progress: LoadProgress) -> AsyncioEngine | EmbeddingEngine:
-    """Load the models. Raises ModelError."""
+    """Load the models, those that generate in a process of their own. Raises ModelError."""
     if is_embedding_model(config):
         return open_embedding_engine(config, progress)
-    return AsyncEngine.load(config.model, progress=progress, **_other_fields(config))
-
-
-def _other_fields(config: EngineConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in EngineConfig.__slots__ if name != "model"}
+    return AsyncEngine(in_own_process(config, progress))
 
 
 @dataclass(frozen=True, slots=True)

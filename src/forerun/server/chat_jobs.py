@@ -23,6 +23,7 @@ from forerun.server.wire.common import grammar_of, json_schema_grammar
 ANY_OBJECT: Final = '{"type": "object"}'
 TIERS: Final = {"flex": -10, "priority": 10, "fast": 10}
 """What a service tier adds to the priority."""
+_MOST_BREAKPOINTS: Final = 4
 HALF_HOUR, DAY = 1800.0, 86_400.0
 
 
@@ -136,7 +137,13 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
 
 
 def _pins(body: ChatRequest) -> list[Pin]:
+    pins = [Pin(index + 1, HALF_HOUR) for index, message in enumerate(body.messages) if _is_marked(message)]
     seconds = DAY if body.prompt_cache_retention == "24h" else 0.0
     if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
         seconds = max(seconds, HALF_HOUR)
-    return [Pin(len(body.messages), seconds)] if seconds else []
+    return [*pins[-_MOST_BREAKPOINTS:], *([Pin(len(body.messages), seconds)] if seconds else [])]
+
+
+def _is_marked(message: ChatMessage) -> bool:
+    parts = message.content if isinstance(message.content, list) else ()
+    return any(part.prompt_cache_breakpoint is not None for part in parts)

@@ -13,12 +13,19 @@ _NO_MEDIA = "this server answers text; images, audio and files are not read yet"
 _OLD_FUNCTIONS = "deprecated by OpenAI; use tools and tool_choice"
 
 
+class CacheBreakpoint(Wire):
+    mode: Literal["explicit"]
+
+
 class ContentPart(Wire):
     """A piece of a message."""
 
     type: Annotated[str, *only(lambda kind: kind in ("text", "refusal"), f"must be 'text': {_NO_MEDIA}")]
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = Field(
+        None, description="The conversation up to this message is pinned in host memory for 30 minutes."
+    )
     image_url: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
     input_audio: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
     file: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
