@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+import uvloop
 
 from forerun.chat.choice import AUTO
 from forerun.chat.prompts import PromptWriter
@@ -19,11 +22,13 @@ from forerun.errors import ForerunError
 from forerun.server.app import create_app
 from forerun.server.chat_front import ChatFront
 from forerun.server.listening import HttpServer
-from forerun.server.preparing import Preparation
+from forerun.server.preparing import GrammarCheck, Preparation
 from forerun.server.seats import Seats
 from forerun.server.service import EngineService
 from forerun.server.serving import Backend, EmbeddingServing, ServedModel, Serving
 from forerun.server.settings import ServerSettings
+from forerun.structured.checking import GrammarChecker
+from forerun.structured.tokens import TokenTable
 
 OpenEngine = Callable[[EngineConfig, LoadProgress], AsyncioEngine | EmbeddingEngine]
 
@@ -54,7 +59,8 @@ def serve(
     opening: OpenEngine = open_engine,
 ) -> None:
     """Serve until a signal comes. Raises ForerunError where the model cannot be loaded or the port not be had."""
-    asyncio.run(_serve(config, settings, told, opening, chat_format))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, settings, told, opening, chat_format))
 
 
 async def _serve(
@@ -62,7 +68,8 @@ async def _serve(
 ) -> None:
     backend = Backend(settings)
     server = HttpServer(create_app(backend), backend, started=told.listening)
-    loading = asyncio.create_task(_load(config, backend, told, opening, chat_format))
+    held = ExitStack()
+    loading = asyncio.create_task(_load(config, backend, told, opening, chat_format, held))
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
@@ -75,11 +82,19 @@ async def _serve(
             await backend.serving.engine.close()
         if backend.embedding is not None:
             await asyncio.to_thread(backend.embedding.engine.close)
+        await asyncio.to_thread(held.close)
 
 
 async def _load(
-    config: EngineConfig, backend: Backend, told: Announcements, opening: OpenEngine, chat_format: str
+    config: EngineConfig,
+    backend: Backend,
+    told: Announcements,
+    opening: OpenEngine,
+    chat_format: str,
+    held: ExitStack,
 ) -> None:
+    """Make the backend ready; `held` is given what has to be closed after the engine. Raises ForerunError."""
+
     def progress(name: str, share: float) -> None:
         backend.loading(name, share)
         told.progress(name, share)
@@ -95,6 +110,9 @@ async def _load(
         backend.embedding = EmbeddingServing(engine, model)
         told.ready(backend.embedding)
         return
+    table = await asyncio.to_thread(engine.tokenizer.read, TokenTable.of)
+    checker = GrammarChecker(table)
+    held.callback(checker.close)
     backend.serving = serving_on(
         engine,
         backend.settings,
@@ -102,6 +120,7 @@ async def _load(
         max_num_seqs=config.max_num_seqs,
         adapters=config.adapters,
         chat_format=chat_format,
+        grammars=checker,
     )
     told.ready(backend.serving)
 
@@ -114,10 +133,11 @@ def serving_on(
     max_num_seqs: int,
     adapters: Iterable[str] = (),
     chat_format: str = AUTO,
+    grammars: GrammarCheck | None = None,
 ) -> Serving:
     """What stands in front of an engine. Raises InvalidConfigError for a chat format that is not known."""
     writer = engine.chat_template
     chat = ChatFront(writer, chat_format) if isinstance(writer, PromptWriter) else None
     seats = Seats(max_num_seqs, settings.max_queue)
-    service = EngineService(engine, Preparation(engine, chat, adapters=adapters), seats, timeout=settings.timeout)
+    service = EngineService(engine, Preparation(engine, chat, grammars, adapters), seats, timeout=settings.timeout)
     return Serving(engine, service, seats, ServedModel(model_id, engine.model_name, settings.aliases))

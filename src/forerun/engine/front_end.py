@@ -14,7 +14,7 @@ from forerun.core.prompt import PromptLayout
 from forerun.core.prompt_text import PromptText
 from forerun.engine.cache_calls import Questions
 from forerun.engine.health import EngineHealth
-from forerun.engine.intake import Conversation, Intake
+from forerun.engine.intake import Batch, Conversation, Intake
 from forerun.engine.loop import EngineLoop
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.tokenizer import Tokenizer
@@ -87,6 +87,11 @@ class FrontEnd:
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early, with finish reason ABORT: their iterators yield what there is. Never waits."""
         self._worker.abort(request_ids)
+
+    def constrained(self, batch: Batch) -> Batch:
+        """A batch built elsewhere, with its grammars compiled where that is this side's part. Raises
+        InvalidRequestError."""
+        return self._intake.constrained_batch(batch)
 
     def prompt(self, text: str | PromptText, *, raw: bool = False) -> PromptLayout:
         """Text as `generate` would read it; a PromptText is taken as it stands. Raises InvalidRequestError."""

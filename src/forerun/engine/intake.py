@@ -76,6 +76,13 @@ class Intake:
         """The requests of `chat`."""
         return self._batch(as_conversations(conversations), params, self.chat_layout, options)
 
+    def constrained_batch(self, batch: Batch) -> Batch:
+        """A batch with its grammars compiled, where this side compiles them. Raises InvalidRequestError."""
+        constrain = self._constrain
+        if constrain is None:
+            return batch
+        return replace(batch, requests=tuple(constrained(request, constrain) for request in batch.requests))
+
     def layout(self, prompt: Prompt) -> PromptLayout:
         """One prompt; text is what a user says, where the model has a chat template. Raises InvalidRequestError."""
         if isinstance(prompt, str) and prompt and self._template is not None:

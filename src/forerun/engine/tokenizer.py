@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from forerun.core.prompt import Tokens, as_tokens
 from forerun.core.prompt_text import PromptText
 from forerun.engine.parts import TextVocabulary
 from forerun.errors import EngineClosedError, InvalidRequestError
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -70,6 +73,11 @@ class Tokenizer:
                 vocabulary.piece(token) or vocabulary.token_text(token).encode() for token in tokens if token >= 0
             ]
         return b"".join(pieces).decode("utf-8", "replace")
+
+    def read(self, question: Callable[[TextVocabulary], T]) -> T:
+        """What `question` finds in the vocabulary, which it may look at until it returns."""
+        with self._in_use:
+            return question(self._alive())
 
     def _alive(self) -> TextVocabulary:
         if self._vocabulary is None:

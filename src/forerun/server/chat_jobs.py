@@ -137,13 +137,17 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
 
 
 def _pins(body: ChatRequest) -> list[Pin]:
-    pins = [Pin(index + 1, HALF_HOUR) for index, message in enumerate(body.messages) if _is_marked(message)]
+    marked = [(index + 1, seconds) for index, message in enumerate(body.messages) if (seconds := _marked_for(message))]
     seconds = DAY if body.prompt_cache_retention == "24h" else 0.0
     if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
         seconds = max(seconds, HALF_HOUR)
-    return [*pins[-_MOST_BREAKPOINTS:], *([Pin(len(body.messages), seconds)] if seconds else [])]
+    if seconds:
+        marked.append((len(body.messages), seconds))
+    return [Pin(messages, seconds) for messages, seconds in marked[-_MOST_BREAKPOINTS:]]
 
 
-def _is_marked(message: ChatMessage) -> bool:
+def _marked_for(message: ChatMessage) -> float:
+    """Seconds that a breakpoint in the message asks for; 0 where there is none."""
     parts = message.content if isinstance(message.content, list) else ()
-    return any(part.prompt_cache_breakpoint is not None for part in parts)
+    marks = [part.prompt_cache_breakpoint for part in parts if part.prompt_cache_breakpoint is not None]
+    return max((DAY / 2 if mark.ttl == "12h" else HALF_HOUR for mark in marks), default=0.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from forerun.core.adapters import require_known
-from forerun.core.grammar import Grammar
+from forerun.core.grammar import Grammar, GrammarKind
 from forerun.core.prompt import PromptLayout
 from forerun.core.prompt_text import PromptText
 from forerun.core.request import SamplingParams
@@ -93,10 +93,10 @@ class Preparation:
         front = self._front
         text = await self.text(job)
         grammar = front.grammar(job, text)
-        await self._check_grammar(grammar, "response_format" if grammar is job.grammar else "tools")
+        await self._check_grammar(grammar, _said_by(job))
         layout = await asyncio.to_thread(self._layout_of_text, text)
         self._check_length("messages", layout)
-        params = replace(job.params, shown_tokens=front.format.shown_tokens)
+        params = replace(job.params, grammar=grammar, shown_tokens=front.format.shown_tokens)
         is_reasoning = front.opens_reasoning(text)
         choices = [Choice(front.parser(job, text), starts_in_reasoning=is_reasoning) for _ in range(job.n)]
         return Prepared([layout], choices, params, await self._pins(job, layout))
@@ -106,7 +106,9 @@ class Preparation:
         layouts = await self.layouts(job)
         for layout in layouts:
             self._check_length("prompt", layout)
-        return Prepared(layouts, [Choice(None) for _ in range(job.n * len(layouts))], job.params)
+        return Prepared(
+            layouts, [Choice(None) for _ in range(job.n * len(layouts))], replace(job.params, grammar=job.grammar)
+        )
 
     async def _pins(self, job: ChatJob, whole: PromptLayout) -> list[tuple[PromptLayout, float]]:
         pins = []
@@ -149,3 +151,10 @@ class Preparation:
             raise ContextExceededError(
                 field, f"the prompt has {count} tokens, but the context holds {n_ctx}: shorten it"
             )
+
+
+def _said_by(job: ChatJob) -> str:
+    """The field of a request that a chat's grammar comes from."""
+    if job.grammar is None:
+        return "tools"
+    return "response_format" if job.grammar.kind is GrammarKind.JSON_SCHEMA else "grammar"

@@ -77,7 +77,7 @@ class EngineService:
 
         answering = EngineAnswering(
             job_id,
-            AsyncOutputIterator(self._engine, lambda: batch, incremental=True),
+            AsyncOutputIterator(self._engine, lambda: self._engine.constrained(batch), incremental=True),
             prepared.choices,
             prompt_tokens=prepared.prompt_tokens,
             timeout=min(timeouts, default=None),

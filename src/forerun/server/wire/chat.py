@@ -15,6 +15,7 @@ _OLD_FUNCTIONS = "deprecated by OpenAI; use tools and tool_choice"
 
 class CacheBreakpoint(Wire):
     mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
 
 
 class ContentPart(Wire):
@@ -24,7 +25,7 @@ class ContentPart(Wire):
     text: str | None = None
     refusal: str | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = Field(
-        None, description="The conversation up to this message is pinned in host memory for 30 minutes."
+        None, description="The conversation up to this message is pinned in host memory, for 30 minutes or its ttl."
     )
     image_url: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
     input_audio: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
