@@ -192,3 +192,21 @@ def test_one_step_wakes_the_event_loop_once_however_many_requests_it_served() ->
         assert wakeups == 5
 
     asyncio.run(main())
+
+
+def test_what_a_slow_reader_has_not_read_is_merged() -> None:
+    async def main() -> None:
+        params = SamplingParams(max_tokens=500, ignore_eos=True, logprobs=0)
+        async with fake_async_engine(FakeRunner(1000), n_ctx=1000) as engine:
+            slow = engine.stream("ab", params)
+            pieces = [await anext(slow)]
+            (whole,) = await collect(engine.generate("ab", params))
+            assert sum(map(len, slow._mailbox._unread.values())) <= 64
+            pieces += [piece async for piece in slow]
+            assert "".join(piece.text for piece in pieces) == whole.text
+            assert [token for piece in pieces for token in piece.token_ids] == list(whole.token_ids)
+            assert sum(len(piece.logprobs or ()) for piece in pieces) == 500
+            assert len(pieces) < 10
+            assert pieces[-1].usage is not None
+
+    asyncio.run(main())

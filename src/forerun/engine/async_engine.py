@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 from weakref import WeakKeyDictionary
 
 from forerun.core.request import OutputDelta
@@ -16,11 +16,42 @@ from forerun.core.scheduler import SchedulerStats
 from forerun.engine.cache_calls import AsyncioCache
 from forerun.engine.front_end import FrontEnd, FrontEndParts
 from forerun.engine.intake import Batch, Conversations, Params, Prompts, RequestOptions
-from forerun.engine.output import Output, OutputAssembly
+from forerun.engine.output import Output, OutputAssembly, merged
 from forerun.engine.parts import EngineParts
 from forerun.engine.questions import Counts, Stats
 from forerun.engine.telemetry import EngineTelemetry
-from forerun.errors import EngineClosedError
+from forerun.errors import ForerunError
+
+_MERGED_AT: Final = 64
+"""Unread deltas of one request."""
+
+
+class Mailbox:
+    """Deltas that were not read yet, of one call's requests. Used by one event loop.
+
+    Those of a reader who is behind are merged: what it takes then is bounded by the answer's length, not by how many
+    steps it took.
+    """
+
+    __slots__ = ("_arrived", "_unread")
+
+    def __init__(self) -> None:
+        self._unread: dict[str, list[OutputDelta]] = {}
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: OutputDelta) -> None:
+        unread = self._unread.setdefault(delta.request_id, [])
+        unread.append(delta)
+        if len(unread) > _MERGED_AT:
+            unread[:] = [merged(unread)]
+        self._arrived.set()
+
+    async def get(self) -> OutputDelta:
+        """All that is unread of the request that has waited longest, as one delta."""
+        while not self._unread:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return merged(self._unread.pop(next(iter(self._unread))))
 
 
 class EventLoopSink:
@@ -28,7 +59,7 @@ class EventLoopSink:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self._mailboxes: dict[str, asyncio.Queue[OutputDelta]] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
 
     def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
         """Called by the engine thread. False once the event loop is closed."""
@@ -46,11 +77,11 @@ class EventLoopSink:
             find = self._mailboxes.get if delta.finish_reason is None else self._mailboxes.pop
             mailbox = find(delta.request_id, None)
             if mailbox is not None:
-                mailbox.put_nowait(delta)
+                mailbox.put(delta)
 
-    def open(self, request_ids: Iterable[str]) -> asyncio.Queue[OutputDelta]:
+    def open(self, request_ids: Iterable[str]) -> Mailbox:
         """A mailbox for the deltas of these requests."""
-        mailbox: asyncio.Queue[OutputDelta] = asyncio.Queue()
+        mailbox = Mailbox()
         self._mailboxes.update(dict.fromkeys(request_ids, mailbox))
         return mailbox
 
@@ -97,14 +128,14 @@ class AsyncioEngine(FrontEnd):
         build = functools.partial(self._intake.conversations, messages, params, **options)
         return AsyncOutputIterator(self, build, incremental=False)
 
-    def submit(self, batch: Batch) -> tuple[EventLoopSink, asyncio.Queue[OutputDelta]]:
-        """Queue a batch; its deltas come to the mailbox, on the running event loop."""
+    def submit(self, batch: Batch) -> tuple[EventLoopSink, Mailbox]:
+        """Queue a batch; its deltas come to the mailbox, on the running event loop. Raises as Worker.submit does."""
         loop = asyncio.get_running_loop()
         sink = self._sinks.setdefault(loop, EventLoopSink(loop))
         mailbox = sink.open(batch.indexes)
         try:
             self._worker.submit(batch.requests, sink)
-        except EngineClosedError:
+        except ForerunError:
             sink.forget(batch.indexes)
             raise
         return sink, mailbox
@@ -146,7 +177,7 @@ class AsyncOutputIterator(AsyncIterator[Output]):
         self._ready: deque[Output] = deque()
         self._raises = False
         self._sink: EventLoopSink | None = None
-        self._mailbox: asyncio.Queue[OutputDelta] = asyncio.Queue()
+        self._mailbox = Mailbox()
 
     async def __anext__(self) -> Output:
         try:

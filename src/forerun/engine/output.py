@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.core.origins import Origins, joined
 from forerun.core.request import FinishReason, OutputDelta, TokenLogprobs, Usage
@@ -86,28 +86,41 @@ class OutputAssembly:
         if ends:
             del self._indexes[request_id]
         if self._incremental:
-            return _joined(index, [delta])
+            return _output(index, delta)
         if not ends:
             self._held.setdefault(request_id, []).append(delta)
             return None
-        return _joined(index, [*self._held.pop(request_id, ()), delta])
+        return _output(index, merged([*self._held.pop(request_id, ()), delta]))
 
 
-def _joined(index: int, deltas: Sequence[OutputDelta]) -> Output:
+def merged(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Deltas of one request, in order, as one."""
     last = deltas[-1]
+    if len(deltas) == 1:
+        return last
     logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
     reported = any(delta.logprobs is not None for delta in deltas)
-    return Output(
-        index=index,
-        request_id=last.request_id,
+    return replace(
+        last,
         text="".join([delta.text for delta in deltas]),
-        token_ids=tuple([token for delta in deltas for token in delta.tokens]),
+        tokens=tuple([token for delta in deltas for token in delta.tokens]),
         logprobs=tuple(logprobs) if reported else None,
         origins=joined([delta.origins for delta in deltas]),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-        prefill_done=last.prefill_done,
-        error=last.error,
-        is_synthetic=last.is_synthetic,
-        stop_string=last.stop_string,
+    )
+
+
+def _output(index: int, delta: OutputDelta) -> Output:
+    return Output(
+        index=index,
+        request_id=delta.request_id,
+        text=delta.text,
+        token_ids=delta.tokens,
+        logprobs=delta.logprobs,
+        origins=delta.origins,
+        finish_reason=delta.finish_reason,
+        usage=delta.usage,
+        prefill_done=delta.prefill_done,
+        error=delta.error,
+        is_synthetic=delta.is_synthetic,
+        stop_string=delta.stop_string,
     )

@@ -92,7 +92,7 @@ class Worker(Protocol):
 
     def submit(self, requests: Iterable[Request], sink: Sink) -> None:
         """Queue requests; deltas and refusals go to `sink`. Raises EngineClosedError once the engine has ended, and
-        EngineUnavailableError where it comes back and too many wait for that already."""
+        OverloadedError where it comes back and too many wait for that already."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
