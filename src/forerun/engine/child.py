@@ -1,6 +1,6 @@
 """The engine process: `python -m forerun.engine.child FD PID`, its end of a socket pair and who started it.
 
-    main thread reads commands ──► engine thread ──► Outbox ──► writer thread
+    main thread reads commands ──► Preparation ──► engine thread ──► Outbox ──► writer thread
 
 It is started by `engine.process` alone, and ends with the process that started it. Ctrl-C and a service manager's
 SIGTERM reach the whole group of processes, and are for the front end, which stops this one in order.
@@ -41,6 +41,7 @@ from forerun.engine.messages import (
     Submit,
 )
 from forerun.engine.parts import EngineParts
+from forerun.engine.preparation import Preparation
 from forerun.engine.worker import EngineWorker
 from forerun.errors import EngineClosedError, EngineError, ForerunError, InvalidConfigError
 
@@ -139,22 +140,24 @@ def serve(parts: EngineParts, connection: Connection[Command], outbox: Outbox) -
         interrupt=parts.interrupt,
         checks_integrity=parts.checks_integrity,
     )
+    preparation = Preparation(worker, parts.constrain)
     outbox.put(Ready(parts.model_name, parts.n_ctx))
     outbox.start_beating(lambda: Beat(worker.steps, worker.step_seconds))
     while not isinstance(command := connection.receive(), Close | None):
         with suppress(EngineClosedError):  # the thread died just now: the next command is none
-            _perform(command, worker, outbox)
+            _perform(command, worker, preparation, outbox)
     signal.alarm(_LAST_SECONDS)  # the system ends us then, whatever is stuck
+    preparation.close()
     worker.close()
     outbox.close()
 
 
-def _perform(command: Command, worker: EngineWorker, outbox: Outbox) -> None:
+def _perform(command: Command, worker: EngineWorker, preparation: Preparation, outbox: Outbox) -> None:
     match command:
         case Submit(requests):
-            worker.submit(requests, outbox)
+            preparation.submit(requests, outbox)
         case Abort(request_ids):
-            worker.abort(request_ids)
+            preparation.abort(request_ids)
         case Ask(number):
             answer = worker.ask(messages.question_of(command))
             answer.add_done_callback(lambda done: outbox.put(_answer(number, done)))

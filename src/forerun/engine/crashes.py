@@ -34,7 +34,7 @@ def content_of(request: Request) -> Content:
     for segment in request.prompt.segments:
         digest.update(repr(segment.media_span).encode() if segment.is_media else segment.tokens.tobytes())
     params = request.params
-    digest.update(repr((params.adapter_set, params.draft_limit, params.logprobs)).encode())
+    digest.update(repr((params.adapter_set, params.draft_limit, params.logprobs, params.grammar)).encode())
     return digest.hexdigest()
 
 
