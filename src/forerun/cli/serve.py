@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 from forerun.cli.options import ModelOptions
 from forerun.cli.serve_options import KEY_VARIABLE, ServeOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose_server import Announcements, serve
+from forerun.server import request_log
 from forerun.server.serving import EmbeddingServing, Serving
 
 
@@ -16,6 +18,7 @@ def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) ->
     settings = options.settings()
     config = dataclasses.replace(model.config(), max_num_seqs=options.max_num_seqs)
     terminal = Terminal(verbose=verbose)
+    request_log.write_to(sys.stderr)
     if not settings.is_loopback and not settings.api_keys:
         terminal.warn(
             f"everybody who can reach {settings.host} can use this server: set {KEY_VARIABLE} or --api-key-file"

@@ -12,7 +12,7 @@ import typer
 
 from forerun.cli.sizes import parse_size
 from forerun.errors import InvalidConfigError
-from forerun.server.settings import DEFAULT_PORT, ServerSettings, read_keys
+from forerun.server.settings import DEFAULT_PORT, LogFormat, ServerSettings, read_keys
 
 KEY_VARIABLE: Final = "FORERUN_API_KEY"
 _option = functools.partial(typer.Option, rich_help_panel="Server")
@@ -52,6 +52,12 @@ class ServeOptions:
         list[str] | None,
         _option(metavar="ORIGIN", help="A web page that may call from browsers, such as https://example.org; * all."),
     ] = None
+    log_format: Annotated[
+        LogFormat, _option(help="Of the line each request that has ended is told in; never what was asked or answered.")
+    ] = LogFormat.JSON
+    otel: Annotated[
+        str | None, _option(metavar="URL", help="Where traces are sent (OTLP over HTTP); needs forerun[otel].")
+    ] = None
 
     def settings(self) -> ServerSettings:
         """Raises InvalidConfigError."""
@@ -66,6 +72,8 @@ class ServeOptions:
             timeout=self.timeout,
             keep_alive=self.keep_alive,
             shutdown_timeout=self.shutdown_timeout,
+            log_format=self.log_format,
+            otel_endpoint=self.otel,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Final, TypeAlias
+from typing import Final, TextIO, TypeAlias
 
 from forerun.server.records import RequestRecord
 from forerun.server.settings import LogFormat
@@ -15,6 +15,15 @@ Value: TypeAlias = str | int | float | bool | None
 _QUIET_ROUTES: Final = frozenset({"/health", "/metrics"})
 """What is asked every few seconds is told only where it went wrong."""
 _WRONG: Final = 400
+
+
+def write_to(stream: TextIO) -> None:
+    """Have the lines written there as they are, whatever else is logged how."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 class RequestLog:
