@@ -4,5 +4,5 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize="CI" in os.environ)
+settings.register_profile("core", deadline=None, max_examples=40, derandomize="CI" in os.environ)
 settings.load_profile("core")

@@ -153,7 +153,7 @@ def config_of(rng: random.Random, kind: str) -> SchedulerConfig:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 def test_conversations_get_the_oracle_s_answers_whatever_moves_and_fails(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     world = World(config_of(rng, kind), rng, faults=rng.choice([0.0, 0.1]), delay=rng.choice([0, 4]))

@@ -97,8 +97,16 @@ def simulate(
     return spent, harness
 
 
+IN_THE_DEFAULT_RUN = {"1.5B-cpu-0.5", "135M-cpu-lookup-0.0"}
+"""The whole grid takes two minutes: it is `slow`."""
 CASES = [
-    pytest.param(target, draft, quality, id=f"{name}-{quality}")
+    pytest.param(
+        target,
+        draft,
+        quality,
+        id=f"{name}-{quality}",
+        marks=() if f"{name}-{quality}" in IN_THE_DEFAULT_RUN else pytest.mark.slow,
+    )
     for name, target, draft in (
         ("1.5B-cpu", CPU_1B5, DRAFT_CPU),
         ("1.5B-cpu-lookup", CPU_1B5, None),

@@ -22,7 +22,14 @@ from tests.core.test_never_slower import CPU_1B5, CPU_135M, GPU, costs
 WORDS = FakeVocabulary([bytes([97 + index % 26]) for index in range(500)], end_tokens=())
 PROMPT = 20
 N_CTX = 8192
-CURVES = pytest.mark.parametrize("curve", [CPU_1B5, CPU_135M, GPU], ids=["1.5B-cpu", "135M-cpu", "gpu"])
+CURVES = pytest.mark.parametrize(
+    "curve",
+    [
+        pytest.param(CPU_1B5, id="1.5B-cpu", marks=pytest.mark.slow),
+        pytest.param(CPU_135M, id="135M-cpu"),
+        pytest.param(GPU, id="gpu"),
+    ],
+)
 
 
 class ScriptedRunner(FakeRunner):

@@ -619,4 +619,4 @@ class PoolAgainstMemory(RuleBasedStateMachine):
 
 
 TestPoolAgainstMemory = PoolAgainstMemory.TestCase
-TestPoolAgainstMemory.settings = settings(max_examples=150, stateful_step_count=40)
+TestPoolAgainstMemory.settings = settings(max_examples=60, stateful_step_count=40)
