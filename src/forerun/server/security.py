@@ -78,7 +78,7 @@ class HostCheck:
     """Answers requests for this machine alone, by whatever of its names.
 
     Against DNS rebinding: a web page may have its own name point to 127.0.0.1 and then call from the user's browser
-    as if the server were its own. Its requests carry that name as Host (docs/decisions: "Which hosts are answered").
+    as if the server were its own. Its requests carry that name as Host (docs/server.md).
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
