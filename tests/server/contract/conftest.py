@@ -7,13 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import uvicorn
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
+from forerun.compose_server import open_engine, serving_on
 from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine_config import EngineConfig
 from forerun.server.app import create_app
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
@@ -81,3 +84,30 @@ def scripted(scripted_server: Scripted) -> Scripted:
     service.script, service.refusal = (), None
     service.jobs.clear()
     return scripted_server
+
+
+@dataclass(frozen=True, slots=True)
+class Real(Clients):
+    """SmolLM2 behind the whole server."""
+
+    engine: AsyncioEngine = field(kw_only=True)
+
+    def assert_idle(self) -> None:
+        """No request runs or waits, within two seconds."""
+        for _ in range(200):
+            stats = asyncio.run(self.engine.stats())
+            if (stats.running, stats.waiting) == (0, 0):
+                return
+            threading.Event().wait(0.01)
+        raise AssertionError(f"still at work: {stats}")
+
+
+@pytest.fixture(scope="session")
+def real(smollm2_path: Path) -> Iterator[Real]:
+    """A server with SmolLM2, one for all tests."""
+    config = EngineConfig(model=str(smollm2_path), n_ctx=2048, max_num_seqs=4)
+    settings = ServerSettings(api_keys=frozenset({KEY}), aliases=("smollm2",))
+    engine = open_engine(config, lambda *_: None)
+    with listening(Backend(settings, serving_on(engine, config, settings))) as url:
+        yield Real(url, "smollm2", engine=engine)
+    asyncio.run(engine.close())
