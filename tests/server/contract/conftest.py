@@ -14,9 +14,9 @@ import uvicorn
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
-from forerun.compose_server import open_engine, serving_on
+from forerun import AsyncEngine
+from forerun.compose_server import serving_on
 from forerun.engine.async_engine import AsyncioEngine
-from forerun.engine_config import EngineConfig
 from forerun.server.app import create_app
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
@@ -105,9 +105,9 @@ class Real(Clients):
 @pytest.fixture(scope="session")
 def real(smollm2_path: Path) -> Iterator[Real]:
     """A server with SmolLM2, one for all tests."""
-    config = EngineConfig(model=str(smollm2_path), n_ctx=2048, max_num_seqs=4)
-    settings = ServerSettings(api_keys=frozenset({KEY}), aliases=("smollm2",))
-    engine = open_engine(config, lambda *_: None)
-    with listening(Backend(settings, serving_on(engine, config, settings))) as url:
+    settings = ServerSettings(api_keys=frozenset({KEY}))
+    engine = AsyncEngine.load(str(smollm2_path), n_ctx=2048, max_num_seqs=4)
+    serving = serving_on(engine, settings, "smollm2", max_num_seqs=4)
+    with listening(Backend(settings, serving)) as url:
         yield Real(url, "smollm2", engine=engine)
     asyncio.run(engine.close())
