@@ -1,0 +1,143 @@
+"""Grammars on SmolLM2: answers always fit, with drafts and without them, and drafts change nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from forerun import Engine, SamplingParams
+from forerun.core.grammar import Grammar, GrammarKind
+from forerun.engine.output import Output
+from forerun.errors import InvalidRequestError
+
+pytestmark = pytest.mark.model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["cat", "dog", "horse"]},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 8},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,6}$"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "legs", "tags"],
+    "additionalProperties": False,
+}
+JSON = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+PROMPTS = ["Describe a pet as JSON.", "Answer in markdown with ```json fences: describe a horse.", "Say hello."]
+MARKED = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), after="</think>")
+FENCED = 'Hm, a cat.</think>```json\n{"name": "Tom"}\n```'
+
+
+@pytest.fixture(scope="module", params=["off", "ngram", "draft"])
+def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
+    options: dict[str, Any] = {"off": {}, "ngram": {"speculation": 5}, "draft": {"speculation": 5}}[request.param]
+    if request.param == "draft":
+        options = {**options, "draft": smollm2_path}
+    with Engine.load(smollm2_path, n_ctx=1024, n_threads=1, cache_ram=0, **options) as loaded:
+        yield loaded
+
+
+GREEDY: dict[str, list[tuple[int, ...]]] = {}
+"""What the first engine said."""
+
+
+def answers(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> list[Output]:
+    return sorted(engine.generate(prompts, params), key=lambda output: output.index)
+
+
+def valid(text: str) -> None:
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_greedy_answers_fit_and_are_the_same_whatever_drafts(engine: Engine) -> None:
+    outputs = [answers(engine, [prompt], SamplingParams(max_tokens=120, grammar=JSON))[0] for prompt in PROMPTS]
+    for output in outputs:
+        assert output.finish_reason == "stop"
+        valid(output.text)
+    tokens = [output.token_ids for output in outputs]
+    assert GREEDY.setdefault("json", tokens) == tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_case_a7_sampled_answers_always_fit(engine: Engine, temperature: float) -> None:
+    params = [
+        SamplingParams(max_tokens=200, temperature=temperature, seed=seed, grammar=JSON, top_p=0.95)
+        for seed in range(6)
+    ]
+    for output in engine.generate([PROMPTS[seed % 3] for seed in range(6)], params):
+        assert output.error is None
+        assert output.finish_reason == "stop"
+        valid(output.text)
+
+
+@pytest.mark.slow
+def test_case_s7_behind_its_reasoning_an_answer_fits_also_inside_a_block_of_drafts(engine: Engine) -> None:
+    """The prompt makes the model close its thoughts and go on with a fence; a copying drafter, or a draft that is the
+    target, proposes both in one block."""
+    prompt = f"{FENCED}\n{FENCED}\n{FENCED}\nHm, a"
+    params = [
+        SamplingParams(max_tokens=160, temperature=0.0 if seed < 2 else 0.7, seed=seed, grammar=MARKED)
+        for seed in range(20)
+    ]
+    outputs = sorted(engine.generate([prompt] * 20, params, raw=True), key=lambda output: output.index)
+    finished = 0
+    for output in outputs:
+        assert output.error is None
+        thoughts, marker, answer = output.text.partition("</think>")
+        assert marker or output.finish_reason == "length", output.text
+        if output.finish_reason == "stop":
+            valid(answer)
+            finished += 1
+        assert "</think>" not in thoughts
+    assert finished >= 15, [output.text for output in outputs]
+
+
+def test_reasoning_and_what_follows_it_are_the_same_whatever_drafts(engine: Engine) -> None:
+    """Alone: in company sums are added up in another order, and near ties may fall the other way."""
+    params = SamplingParams(max_tokens=60, grammar=MARKED)
+    (output,) = engine.generate(f"{FENCED}\n{FENCED}\n{FENCED}\nHm, a", params, raw=True)
+    valid(output.text.partition("</think>")[2])
+    assert GREEDY.setdefault("s7", [output.token_ids]) == [output.token_ids]
+
+
+def test_patterns_and_grammars_hold(engine: Engine) -> None:
+    pattern = Grammar(GrammarKind.REGEX, r"(yes|no), because [a-z ]{10,40}\.")
+    gbnf = Grammar(GrammarKind.GBNF, 'root ::= "[" item ("," item)* "]"\nitem ::= [0-9]{1,3} | root')
+    for name, grammar, fits in (("regex", pattern, re.compile(pattern.text)), ("gbnf", gbnf, re.compile(r"\[.*\]"))):
+        (output,) = answers(engine, ["Is the sky blue?"], SamplingParams(max_tokens=60, grammar=grammar))
+        if output.finish_reason == "stop":
+            assert fits.fullmatch(output.text)
+        assert GREEDY.setdefault(name, [output.token_ids]) == [output.token_ids]
+
+
+def test_other_requests_do_not_notice_a_grammar_that_is_stuck(engine: Engine) -> None:
+    """All that may come is banned: an error for one, an answer for the other."""
+    banned = SamplingParams(
+        grammar=Grammar(GrammarKind.REGEX, "5"), logit_bias={token: float("-inf") for token in _spelling(engine, "5")}
+    )
+    stuck, other = answers_of(engine, banned, SamplingParams(max_tokens=8))
+    assert "cannot go on under its grammar" in str(stuck.error)
+    assert other.error is None
+    assert len(other.token_ids) == 8
+
+
+def answers_of(engine: Engine, *params: SamplingParams) -> list[Output]:
+    outputs = engine.generate(["Count from one to nine."] * len(params), list(params))
+    return sorted(outputs, key=lambda output: output.index)
+
+
+def _spelling(engine: Engine, text: str) -> list[int]:
+    return [int(token) for token in engine.tokenizer.tokenize_continuation(text)]
+
+
+def test_a_bad_grammar_is_refused_before_anything_is_computed(engine: Engine) -> None:
+    with pytest.raises(InvalidRequestError, match="'foo' at #"):
+        list(engine.generate("hi", SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"foo": 1}'))))
