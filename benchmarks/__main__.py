@@ -18,6 +18,7 @@ from benchmarks import (
     replay,
     single_stream,
     speculation,
+    streaming,
     synthetic,
     tiers,
     ttft,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "chaining": chaining.run,
     "replay": replay.run,
     "cache_sim": cache_sim.run,
+    "streaming": streaming.streaming,
 }
 
 
