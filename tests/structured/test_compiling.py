@@ -96,6 +96,8 @@ REFUSED = {
     "a rule that leads nowhere": (lark("start: a\na: a"), "no text fits"),
     "tokens at most": (lark("start: foo\nfoo[max_tokens=3]: /a+/"), "'max_tokens' is not supported"),
     "a bad schema in Lark": (lark('start: %json {"foo": 1}'), "the keyword 'foo' at #"),
+    "options of a schema in Lark": (lark('start: %json {"x-guidance": {"whitespace_flexible": true}}'), "may only be"),
+    "options of a schema": (schema('{"x-guidance": {"lenient": true}}'), "the keyword 'x-guidance' at #"),
     "a broken schema in Lark": (lark('start: %json {"type": '), "not valid JSON"),
     "nothing": (lark(" "), "is empty"),
     "too much": (regex("a" * 300_000), "has 300000 characters; at most 262144"),
@@ -152,6 +154,15 @@ def test_text_never_gives_a_control_token() -> None:
     own = constraint(lark("start: /(.|\\n)*/"))
     assert legal(own, ()) & {TOOL_CALL, CALLS} == set()
     assert END in legal(own, ())
+
+
+def test_a_lenient_schema_in_lark_is_enforced_as_far_as_it_is_understood() -> None:
+    """So the arguments of tools that are not strict are written."""
+    lenient = {"type": "object", "properties": {"a": {"type": "integer", "$unknown": 1}}, "required": ["a"]}
+    grammar = lark(f"start: %json {json.dumps({**lenient, 'x-guidance': {'lenient': True}})}")
+    assert fits(grammar, '{"a": 1}')
+    assert not fits(grammar, '{"a": "1"}')
+    assert not fits(grammar, '{\n"a": 1}')
 
 
 def test_schemas_in_lark_are_read_as_any_other() -> None:

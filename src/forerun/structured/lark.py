@@ -21,7 +21,7 @@ from forerun.structured.limits import (
     check_depth,
     regex_depth,
 )
-from forerun.structured.schema import check_schema, embedded_schema
+from forerun.structured.schema import embedded_schema
 from forerun.structured.tokens import TokenTable
 
 _PART = re.compile(
@@ -117,7 +117,7 @@ def _embedded(text: str, at: int) -> tuple[str, int]:
         schema, end = json.JSONDecoder().raw_decode(text, at)
     except ValueError as error:
         raise InvalidRequestError("grammar", f"what follows %json is not valid JSON: {error}") from None
-    return json.dumps(embedded_schema(check_schema(schema))), end
+    return json.dumps(embedded_schema(schema)), end
 
 
 def token_reference(name: str, table: TokenTable) -> str:

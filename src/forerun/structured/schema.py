@@ -36,6 +36,7 @@ _SAYS_NOTHING = frozenset(
 """Annotations. A discriminator (OpenAPI) repeats what the branches of a oneOf say."""
 _KNOWN = _ONE | _NAMED | _SEVERAL | _ENFORCED | _SAYS_NOTHING
 
+_OPTIONS_KEY = "x-guidance"
 _OPTIONS: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
@@ -59,16 +60,18 @@ def parsed_schema(text: str) -> dict[str, Any]:
     return check_schema(schema)
 
 
-def check_schema(schema: object) -> dict[str, Any]:
-    """The schema, every keyword of it known; it nests no deeper than JSON that was let in. Raises
-    InvalidRequestError."""
+def check_schema(schema: object, *, is_lenient: bool = False) -> dict[str, Any]:
+    """The schema, every keyword of it known unless it `is_lenient`; it nests no deeper than JSON that was let in.
+    Raises InvalidRequestError."""
     if not isinstance(schema, dict):
         raise InvalidRequestError("grammar", f"a JSON schema is an object, got {_shown(schema)}")
     alternatives, references = 0, set[str]()
     for place, one in _schemas(schema):
         if isinstance(one, bool):
             continue
-        _check_keywords(place, one)
+        _checked(place, one, Mapping)
+        if not is_lenient:
+            _check_keywords(place, one)
         branches = [_checked(f"{place}/{name}", one[name], list) for name in ("anyOf", "oneOf") if name in one]
         alternatives += sum(map(len, branches))
         references.add(str(one.get("$ref", "")))
@@ -77,9 +80,18 @@ def check_schema(schema: object) -> dict[str, Any]:
     return schema
 
 
-def embedded_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with llguidance's options in it, for a grammar that embeds it."""
-    return {**schema, "x-guidance": _OPTIONS}
+def embedded_schema(schema: object) -> dict[str, Any]:
+    """A schema with llguidance's options in it, for a grammar that embeds it. Raises InvalidRequestError.
+
+    Of the options it may bring {"lenient": true}: what is not understood of it is then not enforced. Tools that are not
+    strict are written so.
+    """
+    given = schema.get(_OPTIONS_KEY) if isinstance(schema, Mapping) else None
+    if given is None:
+        return {**check_schema(schema), _OPTIONS_KEY: _OPTIONS}
+    if given != {"lenient": True}:
+        raise InvalidRequestError("grammar", f'JSON schema: {_OPTIONS_KEY} may only be {{"lenient": true}}')
+    return {**check_schema(schema, is_lenient=True), _OPTIONS_KEY: {**_OPTIONS, "lenient": True}}
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,8 +132,7 @@ def _checked(place: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _check_keywords(place: str, schema: Any) -> None:
-    _checked(place, schema, Mapping)
+def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
     unknown = [name for name in schema if name not in _KNOWN]
     if unknown:
         raise InvalidRequestError(

@@ -14,12 +14,14 @@ import uvicorn
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
-from forerun import AsyncEngine
-from forerun.compose_server import serving_on
+from forerun.compose_server import open_engine, serving_on
 from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine_config import EngineConfig
 from forerun.server.app import create_app
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
+from forerun.structured.checking import GrammarChecker
+from forerun.structured.tokens import TokenTable
 from forerun.testing.served import served_parts
 from tests.server.scripted import MODEL, ScriptedService, scripted_backend
 
@@ -106,8 +108,12 @@ class Real(Clients):
 def real(smollm2_path: Path) -> Iterator[Real]:
     """A server with SmolLM2, one for all tests."""
     settings = ServerSettings(api_keys=frozenset({KEY}))
-    engine = AsyncEngine.load(str(smollm2_path), n_ctx=2048, max_num_seqs=4)
-    serving = serving_on(engine, settings, "smollm2", max_num_seqs=4)
+    config = EngineConfig(model=str(smollm2_path), n_ctx=2048, max_num_seqs=4)
+    engine = open_engine(config, lambda *_: None)
+    assert isinstance(engine, AsyncioEngine)
+    checker = GrammarChecker(engine.tokenizer.read(TokenTable.of))
+    serving = serving_on(engine, settings, "smollm2", max_num_seqs=4, grammars=checker)
     with listening(Backend(settings, serving)) as url:
         yield Real(url, "smollm2", engine=engine)
     asyncio.run(engine.close())
+    checker.close()

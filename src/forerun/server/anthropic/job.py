@@ -18,7 +18,7 @@ from forerun.server.tools import allowed_names, check_tools, required_choice
 from forerun.server.wire.common import grammar_of, json_schema_grammar
 from forerun.server.wire.messages import CountTokensRequest, MessagesRequest, ToolChoiceField, ToolDefinition
 
-NAMES: Final = {"stop": "stop_sequences"}
+NAMES: Final = {"stop": "stop_sequences", "response_format": "output_config.format"}
 """Our names of fields, and this API's."""
 
 

@@ -15,7 +15,12 @@ from forerun.server.tools import allowed_names, check_tools, required_choice
 from forerun.server.wire.common import grammar_of, json_schema_grammar
 from forerun.server.wire.responses import AllowedTools, NamedFunction, ResponsesRequest, TextFormat
 
-NAMES: Final = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "messages": "input"}
+NAMES: Final = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "messages": "input",
+    "response_format": "text.format",
+}
 """Our names of fields, and this API's."""
 
 
