@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from forerun.errors import ForerunError
 from forerun.server.app import create_app
 from forerun.server.chat_front import ChatFront
 from forerun.server.listening import HttpServer
-from forerun.server.preparing import GrammarCheck, Preparation
+from forerun.server.preparing import EngineLimits, GrammarCheck, Preparation
 from forerun.server.seats import Seats
 from forerun.server.service import EngineService
 from forerun.server.serving import Backend, EmbeddingServing, ServedModel, Serving
@@ -118,11 +118,20 @@ async def _load(
         backend.settings,
         model_id,
         max_num_seqs=config.max_num_seqs,
-        adapters=config.adapters,
+        limits=limits_of(config),
         chat_format=chat_format,
         grammars=checker,
     )
     told.ready(backend.serving)
+
+
+def limits_of(config: EngineConfig) -> EngineLimits:
+    """What an engine of this configuration refuses."""
+    return EngineLimits(
+        frozenset(config.adapters),
+        fixed_drafts=0 if config.drafts_by_gain else config.draft_tokens,
+        accepts_at_random=config.synthetic_acceptance is not None,
+    )
 
 
 def serving_on(
@@ -131,7 +140,7 @@ def serving_on(
     model_id: str,
     *,
     max_num_seqs: int,
-    adapters: Iterable[str] = (),
+    limits: EngineLimits = EngineLimits(),  # noqa: B008 (a value)
     chat_format: str = AUTO,
     grammars: GrammarCheck | None = None,
 ) -> Serving:
@@ -139,5 +148,5 @@ def serving_on(
     writer = engine.chat_template
     chat = ChatFront(writer, chat_format) if isinstance(writer, PromptWriter) else None
     seats = Seats(max_num_seqs, settings.max_queue)
-    service = EngineService(engine, Preparation(engine, chat, grammars, adapters), seats, timeout=settings.timeout)
+    service = EngineService(engine, Preparation(engine, chat, grammars, limits), seats, timeout=settings.timeout)
     return Serving(engine, service, seats, ServedModel(model_id, engine.model_name, settings.aliases))

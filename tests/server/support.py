@@ -21,6 +21,7 @@ from forerun.core.sampling import SamplingContext
 from forerun.core.scheduler import Scheduler
 from forerun.core.verification import Verified, verify
 from forerun.engine.async_engine import AsyncioEngine
+from forerun.engine.front_end import FrontEndParts
 from forerun.engine.parts import EngineParts
 from forerun.server.app import create_app
 from forerun.server.listening import HttpServer
@@ -104,14 +105,17 @@ class ServerUnderTest:
         raise AssertionError(f"still at work: {stats}")
 
 
-def backend_for(engine: AsyncioEngine, settings: ServerSettings | None = None, *, max_running: int = 64) -> Backend:
+def backend_for(
+    engine: AsyncioEngine, settings: ServerSettings | None = None, *, max_running: int = 64, **options: Any
+) -> Backend:
+    """`options` are those of `serving_on`."""
     settings = settings or ServerSettings()
-    return Backend(settings, serving_on(engine, settings, MODEL, max_num_seqs=max_running))
+    return Backend(settings, serving_on(engine, settings, MODEL, max_num_seqs=max_running, **options))
 
 
 @asynccontextmanager
 async def served(
-    parts: EngineParts | None = None, settings: ServerSettings | None = None, **options: Any
+    parts: EngineParts | FrontEndParts | None = None, settings: ServerSettings | None = None, **options: Any
 ) -> AsyncIterator[ServerUnderTest]:
     """A server that is called in this process, without a socket."""
     async with AsyncioEngine(parts or served_parts()) as engine:
@@ -143,7 +147,7 @@ class ListeningServer:
 
 @contextmanager
 def listening(
-    parts: EngineParts | None = None, settings: ServerSettings | None = None, **options: Any
+    parts: EngineParts | FrontEndParts | None = None, settings: ServerSettings | None = None, **options: Any
 ) -> Iterator[ListeningServer]:
     """A server that is called through a socket: streams and disconnects are real."""
     engine = AsyncioEngine(parts or served_parts())

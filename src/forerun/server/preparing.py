@@ -11,7 +11,7 @@ from forerun.core.adapters import require_known
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.core.prompt import PromptLayout
 from forerun.core.prompt_text import PromptText
-from forerun.core.request import SamplingParams
+from forerun.core.request import AUTO, SamplingParams
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.errors import ContextExceededError, InvalidRequestError
 from forerun.server.answering import Choice
@@ -32,6 +32,19 @@ class GrammarCheck(Protocol):
     async def check_soon(self, grammar: Grammar, field: str = "grammar") -> None:
         """Raises InvalidRequestError naming `field`, OverloadedError."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the engine refuses beside what its vocabulary and its context tell: found before a response begins."""
+
+    adapters: frozenset[str] = frozenset()
+    """By their names; others are not known."""
+    fixed_drafts: int = 0
+    """Drafted tokens a step of an engine that measured no costs: none that "auto" could decide by. 0: it has, or drafts
+    nothing."""
+    accepts_at_random: bool = False
+    """Drafts are accepted whatever the model says, so no grammar can be enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +70,13 @@ class Preparation:
         engine: AsyncioEngine,
         chat: ChatFront | None = None,
         grammars: GrammarCheck | None = None,
-        adapters: Iterable[str] = (),
+        limits: EngineLimits = EngineLimits(),  # noqa: B008 (a value)
     ) -> None:
         """`chat` None: the model has no chat template. `grammars` None: none can be enforced."""
         self._engine = engine
         self._chat = chat
         self._grammars = grammars
-        self._adapters = frozenset(adapters)
+        self._limits = limits
 
     async def prepare(self, job: ChatJob | TextJob) -> Prepared:
         """Raises InvalidRequestError, naming the field."""
@@ -132,13 +145,18 @@ class Preparation:
             return
         if self._grammars is None:
             raise InvalidRequestError(field, "cannot be enforced by this engine; leave it out")
+        if self._limits.accepts_at_random:
+            raise InvalidRequestError(field, "cannot be enforced where drafts are accepted at random; leave it out")
         await self._grammars.check_soon(grammar, field)
 
     def _check_params(self, params: SamplingParams) -> None:
         """What the engine would refuse when the response has begun."""
         self._check_token_ids("logit_bias", params.logit_bias)
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
-        require_known(params.adapter_set, self._adapters)
+        require_known(params.adapter_set, self._limits.adapters)
+        if params.speculation == AUTO and self._limits.fixed_drafts:
+            fixed = f"this server drafts {self._limits.fixed_drafts} tokens a step and has measured no costs"
+            raise InvalidRequestError("speculation", f"cannot be 'auto': {fixed}; give a number, or leave it out")
 
     def _check_token_ids(self, field: str, tokens: Iterable[int]) -> None:
         worst, size = max(tokens, default=0), self._engine.tokenizer.size
@@ -147,6 +165,8 @@ class Preparation:
 
     def _check_length(self, field: str, layout: PromptLayout) -> None:
         count, n_ctx = layout.logical_tokens, self._engine.n_ctx
+        if not count:
+            raise InvalidRequestError(field, "the prompt is empty; it needs at least one token")
         if count > n_ctx:
             raise ContextExceededError(
                 field, f"the prompt has {count} tokens, but the context holds {n_ctx}: shorten it"

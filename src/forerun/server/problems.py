@@ -17,6 +17,7 @@ from starlette.responses import Response
 from forerun.errors import (
     ContextExceededError,
     EngineClosedError,
+    EngineDiedError,
     ForerunError,
     InvalidRequestError,
     OverloadedError,
@@ -26,6 +27,8 @@ from forerun.server.records import current_record
 
 logger = logging.getLogger(__name__)
 
+_STARTED_AGAIN: Final = 1.0
+"""Seconds after which an engine process that died takes requests, which wait until it is ready."""
 _UNAVAILABLE_AGAIN: Final = 5.0
 """Seconds after which an engine that ended may be back."""
 
@@ -62,6 +65,8 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status=400, message=str(error), param=error.field, code="invalid_value")
         case OverloadedError():
             return _server_problem(503, error, "overloaded", error.retry_after)
+        case EngineDiedError():
+            return _server_problem(503, error, "engine_died", _STARTED_AGAIN)
         case EngineClosedError():
             return _server_problem(503, error, "engine_unavailable", _UNAVAILABLE_AGAIN)
         case RequestTimeoutError():
