@@ -22,14 +22,20 @@ def test_an_effort_is_a_switch_or_a_level_as_the_template_has_it() -> None:
     assert reasoning_kwargs("none", template(HERMES)) == {"enable_thinking": False}
     assert reasoning_kwargs("high", template(HERMES)) == {"enable_thinking": True}
     levels = [reasoning_kwargs(effort, template("{{ reasoning_effort }}"))["reasoning_effort"] for effort in EFFORTS]
-    assert levels == ["low", "low", "low", "medium", "high", "high"]
+    assert levels == ["low", "low", "low", "medium", "high", "high", "high"]
     assert reasoning_kwargs("low", template("{% if thinking %}{% endif %}")) == {"thinking": True}
 
 
-@pytest.mark.parametrize(("effort", "source"), [("low", CHATML), ("most", HERMES), ("low", "{% if %}")])
+@pytest.mark.parametrize(
+    ("effort", "source"), [("low", CHATML), ("most", HERMES), ("low", "{% if %}"), ("none", "{{ messages }}<think>")]
+)
 def test_an_effort_that_means_nothing_is_refused(effort: str, source: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"^reasoning_effort: "):
         reasoning_kwargs(effort, template(source))
+
+
+def test_no_effort_is_what_a_model_makes_that_does_not_reason() -> None:
+    assert reasoning_kwargs("none", template(CHATML)) == {}
 
 
 def test_a_prompt_that_opened_a_thought_is_known() -> None:

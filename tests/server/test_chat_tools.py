@@ -134,7 +134,7 @@ def test_reasoning_effort_switches_reasoning_where_the_template_can(effort: str 
 
 
 def test_a_template_that_has_no_use_for_an_effort_is_not_given_one_in_silence() -> None:
-    plain, effortful = "{{ messages }}", "{{ reasoning_effort }}{{ verbosity }}"
+    plain, effortful = template("{{ messages }}"), template("{{ reasoning_effort }}{{ verbosity }}")
     assert template_names({"reasoning_effort": "none", "a": 1}, plain) == {"a": 1}
     assert template_names({"reasoning_effort": "xhigh", "verbosity": "low"}, effortful) == {
         "reasoning_effort": "high",
@@ -143,7 +143,7 @@ def test_a_template_that_has_no_use_for_an_effort_is_not_given_one_in_silence() 
     assert template_names({"verbosity": "medium"}, plain) == {}
     for name in ("reasoning_effort", "verbosity"):
         with pytest.raises(InvalidRequestError, match=name):
-            template_names({name: "high"}, plain + "{{ message.reasoning_effort }} 'verbosity'")
+            template_names({name: "high"}, template("{{ messages.reasoning_effort }} 'verbosity'"))
 
 
 def test_what_cannot_be_enforced_is_refused_by_name() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -11,14 +10,13 @@ from forerun.chat.choice import AUTO, choose_format
 from forerun.chat.formats import ChatFormat, Tool
 from forerun.chat.pieces import OutputParser
 from forerun.chat.prompts import PromptWriter
+from forerun.chat.reasoning import opens_reasoning, reasoning_kwargs
+from forerun.chat.templates import ChatTemplate
 from forerun.core.grammar import Grammar
 from forerun.core.prompt_text import PromptText
 from forerun.errors import InvalidRequestError
 from forerun.server.jobs import ChatJob
 
-_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
-"""Templates know low, medium and high."""
-_SWITCHES: Final = ("enable_thinking", "thinking")
 _USUAL_VERBOSITY: Final = "medium"
 
 
@@ -28,12 +26,12 @@ class ChatFront:
     def __init__(self, writer: PromptWriter, format_name: str = AUTO) -> None:
         """Raises InvalidConfigError for a format that is not known."""
         self._writer = writer
-        self._source = writer.template.source
-        self.format: ChatFormat = choose_format(self._source, name=format_name, controls=writer.controls)
+        source = writer.template.source
+        self.format: ChatFormat = choose_format(source, name=format_name, controls=writer.controls)
 
     def text(self, job: ChatJob) -> PromptText:
         """The conversation through the template, ready for the answer. Raises InvalidRequestError."""
-        names = template_names(job.template_kwargs, self._source)
+        names = template_names(job.template_kwargs, self._writer.template)
         return self._writer.render(job.messages, tools=_shown_tools(job), template_kwargs=names)
 
     def parser(self, job: ChatJob, prompt: PromptText) -> OutputParser:
@@ -42,8 +40,7 @@ class ChatFront:
 
     def opens_reasoning(self, prompt: PromptText) -> bool:
         """Whether the prompt ends in a reasoning section that the answer goes on with."""
-        start = self.format.reasoning_end.replace("/", "", 1)
-        return start != self.format.reasoning_end and prompt.text.rstrip().endswith(start)
+        return opens_reasoning(prompt.text, self.format)
 
     def grammar(self, job: ChatJob, prompt: PromptText) -> Grammar | None:
         """What the answer has to match: reasoning is free. Raises InvalidRequestError where it cannot be enforced."""
@@ -88,7 +85,7 @@ def _shown_tools(job: ChatJob) -> Sequence[Tool]:
     return () if job.tool_choice.mode == "none" else job.tools
 
 
-def template_names(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+def template_names(given: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
     """What a template is told: OpenAI's `reasoning_effort` and `verbosity` in its own words.
 
     Raises InvalidRequestError where it has none for them.
@@ -96,26 +93,11 @@ def template_names(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     names = dict(given)
     effort, verbosity = names.pop("reasoning_effort", None), names.pop("verbosity", None)
     if effort is not None:
-        names = _effort_names(effort, source) | names
+        names = reasoning_kwargs(str(effort), template) | names
     if verbosity is None:
         return names
-    if _mentions(source, "verbosity"):
+    if "verbosity" in template.names:
         return {**names, "verbosity": verbosity}
     if verbosity != _USUAL_VERBOSITY:
         raise InvalidRequestError("verbosity", "this model's chat template has no use for it; leave it out")
     return names
-
-
-def _effort_names(effort: object, source: str) -> dict[str, Any]:
-    switches = [name for name in _SWITCHES if _mentions(source, name)]
-    names: dict[str, Any] = dict.fromkeys(switches, effort != "none")
-    if _mentions(source, "reasoning_effort"):
-        names["reasoning_effort"] = _EFFORTS.get(str(effort), effort)
-    if not names and effort != "none":
-        raise InvalidRequestError("reasoning_effort", "this model's chat template has no use for it; leave it out")
-    return names
-
-
-def _mentions(source: str, name: str) -> bool:
-    """Whether a template uses a name; attributes and words in quotes are others."""
-    return re.search(rf"(?<![\w.'\"]){name}(?![\w'\"])", source) is not None

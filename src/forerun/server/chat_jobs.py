@@ -61,16 +61,10 @@ def tools_of(given: Sequence[ToolDefinition] | None) -> list[Tool]:
 
 
 def template_message(message: ChatMessage) -> Message:
-    """A message as chat templates expect it: its parts joined, no content as empty content."""
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text or part.refusal or "" for part in content)
-    given: dict[str, Any] = {"role": message.role, "content": content or message.refusal or ""}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            given[name] = value
-    if message.tool_calls:
-        given["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    """A message as it came, without what it does not say; the chat template's side makes of it what it can render."""
+    given = message.model_dump(exclude_none=True)
+    if message.content is None and message.refusal is not None:
+        given["content"] = message.refusal
     return given
 
 
