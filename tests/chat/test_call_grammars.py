@@ -11,6 +11,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from forerun.chat.choice import FORMAT_NAMES, choose_format
 from forerun.chat.formats import ChatFormat, Tool
+from forerun.core.grammar import Grammar, GrammarKind
+from forerun.errors import InvalidRequestError
 from tests.chat.parsing import calls, parsed
 
 CONTROLS: Final = (
@@ -73,11 +75,19 @@ def tokens_of(chosen: ChatFormat, text: str) -> list[int]:
 class Trial:
     """One grammar and what it lets through."""
 
-    def __init__(self, tokenizer: LLTokenizer, name: str, tools: Sequence[Tool] = (WEATHER, NOW), **kind: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        name: str,
+        tools: Sequence[Tool] = (WEATHER, NOW),
+        text: str | None = None,
+        **kind: bool,
+    ) -> None:
+        """`text`: a grammar to try in place of the calls' own."""
         self.format = choose_format(None, name=name, controls=IDS)
         grammar = self.format.call_grammar(tools, parallel=kind.get("parallel", True), required=kind["required"])
         assert grammar is not None
-        self._tokenizer, self._text = tokenizer, grammar.text
+        self._tokenizer, self._text = tokenizer, grammar.text if text is None else text
 
     def accepted(self, text: str) -> tuple[int, bool]:
         """How many tokens may come so, and whether the answer may end behind them."""
@@ -205,3 +215,42 @@ def test_a_schema_that_is_not_understood_is_refused_only_of_a_strict_tool(tokeni
     assert strict is not None
     assert not LLMatcher(tokenizer, lenient.text).is_error()
     assert LLMatcher(tokenizer, strict.text).is_error()
+
+
+BARE: Final = ("generic", "llama3", "gemma", "harmony")
+"""Calls that no marker tells from an answer, or whose answers are marked too."""
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_where_calls_and_answers_look_alike_nobody_can_be_held_to_either(name: str) -> None:
+    any_object = Grammar(GrammarKind.JSON_SCHEMA, "{}")
+    chosen = choose_format(None, name=name, controls=IDS)
+    assert chosen.call_or_answer_grammar((WEATHER,), any_object, parallel=True) is None
+
+
+@pytest.mark.parametrize("name", [name for name in FORMAT_NAMES if name not in BARE])
+def test_calls_and_an_answer_that_fits_a_schema_are_the_only_ways(tokenizer: LLTokenizer, name: str) -> None:
+    chosen = choose_format(None, name=name, controls=IDS)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**schema, "additionalProperties": False}))
+    grammar = chosen.call_or_answer_grammar((WEATHER,), wanted, parallel=True)
+    assert grammar is not None
+    trial = Trial(tokenizer, name, required=True, text=grammar.text)
+    if name in ONE:
+        start, end, _ = ONE[name]
+        good, bad = start + GOOD + end, start + BAD + end
+    else:
+        good, bad = XML.format(3), XML.format(12)
+    for text in (good, '{"a": 1}'):
+        assert trial.allows(text)
+    for text in (bad, '{"a": "x"}', "Hello", '{"a": 1} and more', "text " + good):
+        assert not trial.allows(text)
+    assert calls(parsed(trial.format, '{"a": 1}', tools=(WEATHER,))) == []
+
+
+def test_what_is_no_schema_of_an_answer_beside_calls_is_refused() -> None:
+    hermes = choose_format(None, name="hermes", controls=IDS)
+    assert hermes.call_or_answer_grammar((WEATHER,), Grammar(GrammarKind.REGEX, "a"), parallel=True) is None
+    for text in ("[]", "{", "[" * 100_000):
+        with pytest.raises(InvalidRequestError, match="schema"):
+            hermes.call_or_answer_grammar((WEATHER,), Grammar(GrammarKind.JSON_SCHEMA, text), parallel=True)

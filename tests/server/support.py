@@ -27,12 +27,13 @@ from forerun.server.app import create_app
 from forerun.server.listening import HttpServer
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
-from forerun.testing.served import IM_END, PacedRunner, served_parts
+from forerun.testing.served import IM_END, IM_START, PacedRunner, served_parts
 
 MODEL = "fake"
 HELLO_BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 Answer = Callable[[str], str]
-"""What the model says to a prompt (as text, control tokens left out)."""
+"""What the model says to a prompt (as text, control tokens left out). A byte of 1 is the control token IM_START."""
+CONTROL = 1
 
 
 class ScriptedRunner(PacedRunner):
@@ -49,7 +50,8 @@ class ScriptedRunner(PacedRunner):
         del drafts
         history = sampling.history
         prompt, said = history.slice(0, history.prompt_tokens).tolist(), history.output_tokens
-        script = [*self._answer(_text(prompt)).encode(), IM_END]
+        answer = self._answer(_text(prompt)).encode()
+        script = [*(IM_START if byte == CONTROL else byte for byte in answer), IM_END]
         row = np.full(logits.shape[-1], -30.0, np.float32)
         row[script[min(said, len(script) - 1)]] = 30.0
         return verify(row[None, :], (), sampling, max_tokens, drawn_from)

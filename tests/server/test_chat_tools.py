@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from forerun.chat.prompts import PromptWriter
+from forerun.chat.templates import ChatTemplate
+from forerun.core.grammar import Grammar
 from forerun.errors import InvalidRequestError
 from forerun.server.chat_front import template_names
-from tests.server.support import events_of, scripted_parts, served, streamed_content
+from forerun.testing.served import IM_START
+from tests.server.support import CONTROL, events_of, scripted_parts, served, streamed_content
 
 HERMES = (
     "{% if tools %}<tool_call> {{ tools | tojson }}\n{% endif %}"
@@ -31,6 +36,10 @@ TWO_CALLS = (
     'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome \\"x\\""}}\n</tool_call>'
 )
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, "", "")
 
 
 def streamed_calls(events: list[Any]) -> list[dict[str, Any]]:
@@ -155,3 +164,48 @@ def test_what_cannot_be_enforced_is_refused_by_name() -> None:
             assert response.json()["error"]["param"] == "response_format"
 
     asyncio.run(main())
+
+
+def test_markers_that_are_control_tokens_are_part_of_what_is_read() -> None:
+    parts = scripted_parts(lambda _: TWO_CALLS.replace("<tool_call>", chr(CONTROL)))
+    writer = PromptWriter(template(HERMES), {"<tool_call>": IM_START})
+
+    async def main() -> None:
+        async with served(replace(parts, chat_template=writer)) as server:
+            message = (await server.chat(tools=[WEATHER], max_tokens=500)).json()["choices"][0]["message"]
+            assert message["content"].strip() == "I look."
+            assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather", "weather"]
+
+    asyncio.run(main())
+
+
+class Recorded:
+    """Lets every grammar pass, and keeps it."""
+
+    def __init__(self) -> None:
+        self.grammars: list[Grammar] = []
+
+    async def check_soon(self, grammar: Grammar, field: str = "grammar") -> None:
+        self.grammars.append(grammar)
+        raise InvalidRequestError(field, "was seen")
+
+
+@pytest.mark.parametrize(
+    ("choice", "has_answer", "has_calls"),
+    [("auto", True, True), ("required", False, True), ("none", True, False)],
+)
+def test_with_tools_and_a_format_an_answer_is_either_calls_or_fits(
+    choice: str, *, has_answer: bool, has_calls: bool
+) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "title": "wanted"}}}
+    recorded = Recorded()
+
+    async def main() -> None:
+        async with served(scripted_parts(lambda _: "x", template=HERMES), grammars=recorded) as server:
+            await server.chat(response_format=schema, tools=[WEATHER], tool_choice=choice)
+            refused = await server.chat(grammar={"type": "regex", "value": "a"}, tools=[WEATHER])
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grammar")
+
+    asyncio.run(main())
+    (grammar,) = recorded.grammars
+    assert ("wanted" in grammar.text, "tool_call" in grammar.text) == (has_answer, has_calls)

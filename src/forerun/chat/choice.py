@@ -16,28 +16,28 @@ AUTO: Final = "auto"
 """By the markers in the template."""
 
 _HERMES_MARKERS: Final = (hermes.CALL, hermes.CALL_END)
-HERMES: Final = TaggedFamily("hermes", hermes.read, hermes.SYNTAX.grammar, _HERMES_MARKERS)
-QWEN_CODER: Final = replace(HERMES, name="qwen-coder", write_grammar=xml_grammar.SYNTAX.grammar)
-LLAMA: Final = TaggedFamily("llama3", llama.read, llama.SYNTAX.grammar, (llama.PYTHON_TAG,))
+HERMES: Final = TaggedFamily("hermes", hermes.read, hermes.SYNTAX, _HERMES_MARKERS)
+QWEN_CODER: Final = replace(HERMES, name="qwen-coder", syntax=xml_grammar.SYNTAX)
+LLAMA: Final = TaggedFamily("llama3", llama.read, llama.SYNTAX, (llama.PYTHON_TAG,))
 MISTRAL: Final = TaggedFamily(
     "mistral",
     mistral.read,
-    mistral.LIST_SYNTAX.grammar,
+    mistral.LIST_SYNTAX,
     (mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID),
     mistral.THINK,
 )
-MISTRAL_NAMED: Final = replace(MISTRAL, name="mistral-args", write_grammar=mistral.NAMED_SYNTAX.grammar)
+MISTRAL_NAMED: Final = replace(MISTRAL, name="mistral-args", syntax=mistral.NAMED_SYNTAX)
 DEEPSEEK: Final = TaggedFamily(
     "deepseek",
     deepseek.read,
-    deepseek.FENCED_SYNTAX.grammar,
+    deepseek.FENCED_SYNTAX,
     (deepseek.CALLS, deepseek.CALLS_END, deepseek.CALL, deepseek.CALL_END, deepseek.SEPARATOR),
 )
-DEEPSEEK_PLAIN: Final = replace(DEEPSEEK, name="deepseek-v3.1", write_grammar=deepseek.PLAIN_SYNTAX.grammar)
-GRANITE: Final = TaggedFamily("granite", granite.read, granite.SYNTAX.grammar, (granite.GRANITE_CALL, *_HERMES_MARKERS))
-GEMMA: Final = TaggedFamily("gemma", gemma.read, bare_json.SYNTAX.grammar)
+DEEPSEEK_PLAIN: Final = replace(DEEPSEEK, name="deepseek-v3.1", syntax=deepseek.PLAIN_SYNTAX)
+GRANITE: Final = TaggedFamily("granite", granite.read, granite.SYNTAX, (granite.GRANITE_CALL, *_HERMES_MARKERS))
+GEMMA: Final = TaggedFamily("gemma", gemma.read, bare_json.SYNTAX)
 HARMONY: Final = HarmonyFormat()
-GENERIC: Final = TaggedFamily("generic", bare_json.read, bare_json.SYNTAX.grammar, _HERMES_MARKERS)
+GENERIC: Final = TaggedFamily("generic", bare_json.read, bare_json.SYNTAX, _HERMES_MARKERS)
 
 _FAMILIES: Final = (
     *(HERMES, QWEN_CODER, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_PLAIN),

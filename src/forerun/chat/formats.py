@@ -52,3 +52,8 @@ class ChatFormat(Protocol):
         """What makes the answer hold calls of these tools with arguments that fit their schemas: at least one where
         `required`, else text with calls in between; at most one where not `parallel`. None: nothing to enforce."""
         ...
+
+    def call_or_answer_grammar(self, tools: Sequence[Tool], answer: Grammar, *, parallel: bool) -> Grammar | None:
+        """What makes the answer either calls of these tools and nothing else, or one that `answer` describes. None: the
+        family cannot be held to that."""
+        ...

@@ -12,7 +12,7 @@ from forerun.chat.pieces import OutputParser
 from forerun.chat.prompts import PromptWriter
 from forerun.chat.reasoning import opens_reasoning, reasoning_kwargs
 from forerun.chat.templates import ChatTemplate
-from forerun.core.grammar import Grammar
+from forerun.core.grammar import Grammar, GrammarKind
 from forerun.core.prompt_text import PromptText
 from forerun.errors import InvalidRequestError
 from forerun.server.jobs import ChatJob
@@ -45,9 +45,6 @@ class ChatFront:
     def grammar(self, job: ChatJob, prompt: PromptText) -> Grammar | None:
         """What the answer has to match: reasoning is free. Raises InvalidRequestError where it cannot be enforced."""
         calls = self._call_grammar(job)
-        if calls is not None and job.grammar is not None:
-            said = "cannot be enforced beside tool calls; set tool_choice to 'none', or leave one of them out"
-            raise InvalidRequestError("response_format", said)
         grammar = calls or job.grammar
         if grammar is None or grammar.after:
             return grammar
@@ -57,15 +54,28 @@ class ChatFront:
         return replace(grammar, after=self.format.reasoning_end) if is_certain else grammar
 
     def _call_grammar(self, job: ChatJob) -> Grammar | None:
+        """What calls have to match, and an answer beside them; None where calls are free or there can be none."""
         tools, required = callable_tools(job), job.tool_choice.mode == "required"
-        is_steered = required or not job.parallel_tool_calls or any(tool.strict for tool in tools)
-        if not tools or not (is_steered or job.grammar is not None):
+        if not tools:
+            return None
+        if job.grammar is not None and not required:
+            return self._call_or_answer_grammar(job, job.grammar)
+        # Required calls are the whole answer: what a response_format says of answers has nothing to hold for.
+        if not required and job.parallel_tool_calls and not any(tool.strict for tool in tools):
             return None
         grammar = self.format.call_grammar(tools, parallel=job.parallel_tool_calls, required=required)
-        if grammar is None and is_steered:
+        if grammar is None:
             field = "tool_choice" if required else "tools" if job.parallel_tool_calls else "parallel_tool_calls"
             said = f"cannot be enforced in this model's format of calls ({self.format.name}); leave it to the model"
             raise InvalidRequestError(field, said)
+        return grammar
+
+    def _call_or_answer_grammar(self, job: ChatJob, answer: Grammar) -> Grammar:
+        grammar = self.format.call_or_answer_grammar(callable_tools(job), answer, parallel=job.parallel_tool_calls)
+        if grammar is None:
+            field = "response_format" if answer.kind is GrammarKind.JSON_SCHEMA else "grammar"
+            said = f"cannot be enforced beside tool calls in this model's format of calls ({self.format.name})"
+            raise InvalidRequestError(field, f"{said}; set tool_choice to 'none' or 'required', or leave one out")
         return grammar
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ class Preparation:
         engine: AsyncioEngine,
         chat: ChatFront | None = None,
         grammars: GrammarCheck | None = None,
-        limits: EngineLimits = EngineLimits(),  # noqa: B008 (a value)
+        limits: EngineLimits = EngineLimits(),
     ) -> None:
         """`chat` None: the model has no chat template. `grammars` None: none can be enforced."""
         self._engine = engine

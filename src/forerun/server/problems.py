@@ -65,7 +65,7 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status=400, message=str(error), param=error.field, code="invalid_value")
         case OverloadedError():
             return _server_problem(503, error, "overloaded", error.retry_after)
-        case EngineDiedError():
+        case EngineDiedError():  # an EngineError that may be sent again
             return _server_problem(503, error, "engine_died", _STARTED_AGAIN)
         case EngineClosedError():
             return _server_problem(503, error, "engine_unavailable", _UNAVAILABLE_AGAIN)
@@ -73,6 +73,12 @@ def problem_of(error: BaseException) -> Problem:
             return _server_problem(408, error, "timeout")
         case ForerunError():
             return _server_problem(500, error, "engine_error")
+    return _problem_of_http(error)
+
+
+def _problem_of_http(error: BaseException) -> Problem:
+    """What comes from the web framework."""
+    match error:
         case RequestValidationError():
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"][1:])

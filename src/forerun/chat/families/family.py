@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
+from forerun.chat.families.lark import CallSyntax
 from forerun.chat.formats import Tool
 from forerun.chat.pieces import OutputParser
 from forerun.chat.reading import Answer, CoroutineParser, Reading, Source
@@ -15,14 +16,6 @@ Tools: TypeAlias = Mapping[str, Tool]
 """The tools on offer by name; none: nothing is taken for a call."""
 ReadCalls: TypeAlias = Callable[[Source, Answer, Tools], Reading[None]]
 """Reads what follows reasoning, to the end: content and calls."""
-
-
-class WriteGrammar(Protocol):
-    """Writes what `ChatFormat.call_grammar` returns. `controls`: ids of the markers that are control tokens."""
-
-    def __call__(
-        self, tools: Sequence[Tool], controls: Mapping[str, int], *, parallel: bool, required: bool
-    ) -> Grammar | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,7 @@ class TaggedFamily:
 
     name: str
     read_calls: ReadCalls
-    write_grammar: WriteGrammar
+    syntax: CallSyntax
     call_markers: tuple[str, ...] = ()
     thinking: Thinking = THINK
     controls: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +73,10 @@ class TaggedFamily:
             yield from source.until((), answer.content)
 
     def call_grammar(self, tools: Sequence[Tool], *, parallel: bool, required: bool) -> Grammar | None:
-        return self.write_grammar(tools, self.controls, parallel=parallel, required=required)
+        return self.syntax.grammar(tools, self.controls, parallel=parallel, required=required)
+
+    def call_or_answer_grammar(self, tools: Sequence[Tool], answer: Grammar, *, parallel: bool) -> Grammar | None:
+        return self.syntax.grammar_or_answer(tools, self.controls, answer, parallel=parallel)
 
 
 def read_reasoning(source: Source, answer: Answer, thinking: Thinking, *, is_open: bool) -> Reading[None]:

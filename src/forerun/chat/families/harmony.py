@@ -87,6 +87,11 @@ class HarmonyFormat:
     def _until_next(self) -> str:
         return f"TEXT {literals([MESSAGE_END, START, 'assistant'], self.controls)}"
 
+    def call_or_answer_grammar(self, tools: Sequence[Tool], answer: Grammar, *, parallel: bool) -> Grammar | None:
+        """None: reasoning, calls and answers are messages of one grammar that has no place for another yet."""
+        del tools, answer, parallel
+        return None
+
 
 def _call(tool: Tool, controls: Mapping[str, int]) -> str:
     start = [CHANNEL, f"commentary to=functions.{tool.name} ", CONSTRAIN, "json", MESSAGE]

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from forerun.chat.formats import Tool
 from forerun.core.grammar import Grammar, GrammarKind
+from forerun.errors import InvalidRequestError
 
 Controls: TypeAlias = Mapping[str, int]
 _ANY_OBJECT: Final = {"type": "object"}
@@ -53,6 +54,17 @@ class CallSyntax:
             GrammarKind.LARK, "\n".join(["%llguidance {}", *start, section, f"call: {call}", *calls, *self.rules])
         )
 
+    def grammar_or_answer(
+        self, tools: Sequence[Tool], controls: Controls, answer: Grammar, *, parallel: bool
+    ) -> Grammar | None:
+        """What `ChatFormat.call_or_answer_grammar` returns: of answers those that fit a schema, where an opening tells
+        calls from them. Raises InvalidRequestError for a schema that is none."""
+        calls = self.grammar(tools, controls, parallel=parallel, required=True)
+        if calls is None or not self.opening or answer.kind is not GrammarKind.JSON_SCHEMA:
+            return None
+        either = calls.text.replace("\nstart: ", "\nstart: calls | answer\ncalls: ", 1)
+        return Grammar(GrammarKind.LARK, f"{either}\nanswer: {schema(_schema_of(answer), is_strict=True)}")
+
     def _start(self, controls: Controls, *, parallel: bool, required: bool) -> list[str]:
         if required:
             return [f"start: {literals(self.opening, controls)} section"]
@@ -63,6 +75,16 @@ class CallSyntax:
         lead = f"lead{option}: TEXT {literals([first], controls)}"
         rest = f"lead {literals(others, controls)} section"
         return [f"start: ({rest})* TEXT" if parallel else f"start: {rest} | TEXT", lead, _TEXT]
+
+
+def _schema_of(answer: Grammar) -> Mapping[str, Any]:
+    try:
+        wanted = json.loads(answer.text)
+    except (ValueError, RecursionError):
+        wanted = None
+    if not isinstance(wanted, dict):
+        raise InvalidRequestError("grammar", "the JSON schema cannot be read; it is an object")
+    return wanted
 
 
 def literals(texts: Sequence[str], controls: Controls) -> str:

@@ -158,7 +158,10 @@ class ChatRequest(TextRequest):
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call an answer.")
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat | None = Field(
+        None,
+        description="With tools an answer is either calls or in this format; refused where the model marks neither.",
+    )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Given to the chat template; refused where it has no use for it."
     )
