@@ -119,6 +119,26 @@ def test_metrics_answer_while_the_engine_does_not_and_say_how_old_its_figures_ar
     asyncio.run(main())
 
 
+def test_who_asks_at_the_same_time_is_told_the_same() -> None:
+    """Found by aiperf, whose scrapes overlap."""
+
+    async def main() -> None:
+        asked = 0
+
+        async def ask() -> EngineTelemetry:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0)
+            return telemetry(1.0, steps=3)
+
+        counter = EngineCounter(ask)
+        counted = await asyncio.gather(*(counter.counts(5.0) for _ in range(3)))
+        assert [sum(told.telemetry.step_seconds.counts) for told in counted if told] == [3, 3, 3]
+        assert asked == 1
+
+    asyncio.run(main())
+
+
 def test_counts_go_on_where_they_were_when_the_engine_comes_back() -> None:
     async def main() -> None:
         starts: Iterator[EngineTelemetry | Exception] = iter(

@@ -54,9 +54,10 @@ class EngineCounter:
         """What the engine says within so many seconds, else what it said last; None where it never said anything."""
         if self._asking is None:
             self._asking = asyncio.ensure_future(self._answer())
-        await asyncio.wait([self._asking], timeout=seconds)
-        if self._asking.done():
-            self._take(self._asking)
+        asking = self._asking
+        await asyncio.wait([asking], timeout=seconds)
+        if asking.done() and asking is self._asking:  # others may have waited for the same answer, and taken it
+            self._take(asking)
             self._asking = None
         if self._latest is None:
             return None
