@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,7 +140,7 @@ def test_web_pages_may_call_only_where_their_origin_is_allowed() -> None:
     async def main() -> None:
         async with served() as server:
             response = await server.client.options("/v1/chat/completions", headers=preflight)
-            assert response.status_code == 405
+            assert response.status_code == 403
             assert "access-control-allow-origin" not in response.headers
         allowed = ServerSettings(cors_origins=("https://page.example",), api_keys=frozenset({KEY}))
         async with served(settings=allowed) as server:
@@ -166,6 +167,58 @@ def test_without_a_key_a_server_on_loopback_answers_to_local_names_alone(host: s
         async with served(settings=ServerSettings(api_keys=frozenset({KEY}))) as server:
             headers = {"host": host, "authorization": f"Bearer {KEY}"}
             assert (await server.client.get("/v1/models", headers=headers)).status_code == 200
+
+    asyncio.run(main())
+
+
+LOCAL_ORIGINS = ("http://localhost", "http://localhost:3000", "http://127.0.0.1:8080", "http://[::1]:5173")
+FOREIGN_ORIGINS = (
+    "http://evil.example",
+    "https://evil.example:8080",
+    "http://localhost.evil.example",
+    "null",
+    "",
+    "file://localhost",
+    "http://",
+    "http://other.example",
+)
+
+
+def test_without_a_key_a_server_on_loopback_is_called_by_no_web_page_from_elsewhere() -> None:
+    """A page may send plain text without asking first: it reads no answer, but the engine has worked."""
+    page = "https://page.example"
+
+    async def main() -> None:
+        async with served() as server:
+
+            async def status(path: str, origin: str) -> int:
+                headers = {"origin": origin, "content-type": "text/plain"}
+                body = json.dumps(HELLO_BODY if path != "/cache/clear" else {})
+                return (await server.client.post(path, content=body, headers=headers)).status_code
+
+            for origin in LOCAL_ORIGINS:
+                assert await status("/v1/chat/completions", origin) == 200, origin
+            for origin in (*FOREIGN_ORIGINS, page):
+                for path in ("/v1/chat/completions", "/cache/clear"):
+                    assert await status(path, origin) == 403, origin
+            two = [("origin", "http://localhost"), ("origin", "http://evil.example")]
+            refused = await server.client.get("/v1/models", headers=two)
+            assert refused.json()["error"]["code"] == "wrong_origin"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("allowed", "null"), [("https://page.example", 403), ("*", 200)])
+def test_an_allowed_web_page_may_call_without_a_key(allowed: str, null: int) -> None:
+    async def main() -> None:
+        async with served(settings=ServerSettings(cors_origins=(allowed,))) as server:
+            for origin, expected in (
+                ("https://page.example", 200),
+                ("https://page.example.evil", null),
+                ("null", null),
+            ):
+                response = await server.client.get("/v1/models", headers={"origin": origin})
+                assert response.status_code == expected, origin
 
     asyncio.run(main())
 

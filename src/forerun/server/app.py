@@ -17,7 +17,7 @@ from forerun.server.observing import observe
 from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
 from forerun.server.responses import routes as responses_routes
-from forerun.server.security import ApiKeys, BodyLimit, HeaderLimit, HostCheck, KeyCheck
+from forerun.server.security import ApiKeys, BodyLimit, HeaderLimit, KeyCheck, LocalCheck
 from forerun.server.serving import Backend
 
 _ROUTERS: Final = (
@@ -48,7 +48,7 @@ def create_app(backend: Backend) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(KeyCheck, keys=keys)
     if settings.is_loopback and not keys:
-        app.add_middleware(HostCheck, names=(settings.host,))
+        app.add_middleware(LocalCheck, names=(settings.host,), origins=settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]

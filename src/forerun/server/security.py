@@ -74,25 +74,42 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
 
-class HostCheck:
-    """Answers requests for this machine alone, by whatever of its names.
+class LocalCheck:
+    """Answers this machine alone: requests to one of its names, and of web pages those that come from it.
 
-    Against DNS rebinding: a web page may have its own name point to 127.0.0.1 and then call from the user's browser
-    as if the server were its own. Its requests carry that name as Host (docs/server.md).
+    Against web pages in the user's browser. One may have its own name point to 127.0.0.1 and then call as if the server
+    were its own (DNS rebinding): its requests carry that name as Host. And any page may send what takes no preflight:
+    it reads no answer, but the engine would work for it. Its requests carry where it is from as Origin (docs/server.md).
     """
 
-    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str], origins: Iterable[str] = ()) -> None:
+        """`origins` are web pages that may call, too; "*" is all."""
         self._app = app
         self._names = _LOCAL_NAMES | {name.lower() for name in names}
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = "" if scope["type"] == "lifespan" else _host_name(Headers(scope=scope).get("host", ""))
-        if scope["type"] == "lifespan" or host in self._names or not host:
+        problem = None if scope["type"] == "lifespan" else self._problem(Headers(scope=scope))
+        if problem is None:
             await self._app(scope, receive, send)
             return
-        said = "this server answers for localhost only; start it with an API key to be called by other names"
-        response = problem_response(Problem(status=403, message=said, code="wrong_host"), scope["path"])
-        await response(scope, receive, send)
+        await problem_response(problem, scope["path"])(scope, receive, send)
+
+    def _problem(self, headers: Headers) -> Problem | None:
+        host = _host_name(headers.get("host", ""))
+        if host and host not in self._names:
+            said = "this server answers for localhost only; start it with an API key to be called by other names"
+            return Problem(status=403, message=said, code="wrong_host")
+        origins = headers.getlist("origin")
+        if all(self._may_call(origin) for origin in origins):
+            return None
+        said = f"web pages of {origins[0][:200]!r} may not call this server; start it with --cors-origin to let them"
+        return Problem(status=403, message=said, code="wrong_origin")
+
+    def _may_call(self, origin: str) -> bool:
+        scheme, _, host = origin.partition("://")
+        is_local = scheme in ("http", "https") and _host_name(host) in self._names
+        return is_local or origin in self._origins or "*" in self._origins
 
 
 def _host_name(host: str) -> str:
