@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.test_serve import serving
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -54,3 +57,21 @@ def test_the_cache_does_what_the_readme_shows(tmp_path: Path) -> None:
     assert "prompt tokens were reused: the prompt goes on otherwise" in first
     assert "What is ink" in first
     assert second.count("CacheLookup(prompt_tokens=") == 1, "a cleared cache directory is one to start with"
+
+
+@pytest.mark.model
+def test_the_server_answers_what_the_readme_sends() -> None:
+    text = README.read_text()
+    (curl,) = re.findall(r"```sh\n(curl .*?)```", text, re.DOTALL)
+    with serving() as (_, address):
+        here = {"http://127.0.0.1:8080": address}
+        answer = subprocess.run(replaced(curl, here), shell=True, capture_output=True, timeout=120, check=True)
+        assert json.loads(answer.stdout)["usage"]["completion_tokens"] == 32
+        assert "sky" in run(replaced(python_block("import OpenAI"), here))
+
+
+def replaced(text: str, words: dict[str, str]) -> str:
+    for word, other in words.items():
+        assert word in text
+        text = text.replace(word, other)
+    return text
