@@ -176,6 +176,20 @@ def test_idle_prefixes_leave_the_pool_once_they_cost_others_more_than_coming_bac
     to.assert_all_right()
 
 
+def test_idle_prefixes_leave_the_pool_for_prompts_too() -> None:
+    """A row of a prompt walks over idle cells as a decoded one does: 8,000 of them make a prompt half as slow again."""
+    to = harness()
+    ask(to, "idle", tokens(0, 200))
+    for index in range(1, 5):
+        to.add(f"{index}", tokens(index, 400), SamplingParams(max_tokens=1))
+        to.run()
+    lengths = [prefix.layout.logical_tokens for prefix in to.scheduler.pool.idle.values()]
+    assert lengths
+    assert min(lengths) >= 400, "the 200 tokens of the first one have left"
+    computed, _ = rows_of(to, "back", [*tokens(0, 200), 1])
+    assert computed <= 2
+
+
 def test_alone_nothing_leaves_the_pool() -> None:
     to = harness()
     said = ask(to, "first", tokens(1, 200))

@@ -444,10 +444,10 @@ class Scheduler:
         return deltas
 
     def _charge_idle(self, plan: StepPlan) -> None:
-        """Idle cells cost those who decode: every row's attention walks over them."""
-        if not plan.decode or self.pool.tiers is None:
+        """Idle cells cost all that is computed, prompts too: every row's attention walks over them."""
+        rows, cells = len(plan.decode) + _prefill_rows(plan), self.pool.target_cells.used
+        if not rows or self.pool.tiers is None:
             return
-        rows, cells = len(plan.decode), self.pool.target_cells.used
         if self.costs is None:
             self.pool.charge(rows * _ROW_AND_CELL_MS)
             return
@@ -471,8 +471,7 @@ class Scheduler:
         if self.costs is None:
             return
         drafted = sum(result.sequences[row.sequence_id].drafted for row in plan.decode)
-        prefill = sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
-        plain_rows = len(plan.decode) + prefill
+        plain_rows = len(plan.decode) + _prefill_rows(plan)
         cells = self.pool.target_cells.used
         first_ms, next_ms = (self.costs.target.predict(rows, cells) for rows in (plain_rows, len(plan.decode)))
         has_drafted = drafted > 0 or bool(plan.draft_fills)
@@ -620,6 +619,11 @@ def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocat
 def _is_ready(state: RequestState) -> bool:
     """One text token behind: a decode row."""
     return state.history.size - state.computed == 1 and (not state.has_media or state.next_media() is None)
+
+
+def _prefill_rows(plan: StepPlan) -> int:
+    """Rows of prompt text in a step; media are not counted."""
+    return sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
 
 
 def _touched(plan: StepPlan) -> list[int]:
