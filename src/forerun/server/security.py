@@ -79,7 +79,7 @@ class LocalCheck:
 
     Against web pages in the user's browser. One may have its own name point to 127.0.0.1 and then call as if the server
     were its own (DNS rebinding): its requests carry that name as Host. And any page may send what takes no preflight:
-    it reads no answer, but the engine would work for it. Its requests carry where it is from as Origin (docs/server.md).
+    it reads no answer, but the engine would work for it. Its requests carry where it is from as Origin.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str], origins: Iterable[str] = ()) -> None:
