@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
-from forerun.server.body import json_depth, parse_json
+from forerun.server.body import parse_json, validated
+from forerun.server.json_shape import JsonShape, json_shape
 from forerun.server.problems import ProblemError
 from forerun.server.settings import ServerSettings
-from tests.server.support import MODEL, ServerUnderTest, events_of, scripted_parts, served, streamed_content
+from forerun.server.wire.chat import ChatRequest
+from tests.server.support import HELLO_BODY, MODEL, ServerUnderTest, events_of, scripted_parts, served, streamed_content
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -279,8 +284,79 @@ def test_fields_that_contradict_each_other_or_are_out_of_range_are_refused(field
     asyncio.run(main())
 
 
-def test_the_depth_of_json_does_not_count_brackets_in_strings() -> None:
-    assert json_depth(b'{"a": "[[[[\\"[[", "b": [1, {"c": 2}]}') == 3
-    assert parse_json(json.dumps({"a": "{" * 1000}).encode(), 10) == {"a": "{" * 1000}
+def test_brackets_and_quotes_in_strings_do_not_count_for_the_shape_of_json() -> None:
+    assert json_shape(b'{"a": "[[[[\\"[[", "b": [1, {"c": 2}]}') == JsonShape(depth=3, values=3 + 4)
+    assert json_shape(b'["\\\\", [[]], "\\\\\\"[[["]') == JsonShape(depth=3, values=3 + 2)
+    assert json_shape(b"1") == JsonShape(depth=0, values=0)
+    assert parse_json(json.dumps({"a": "{" * 1000}).encode(), max_depth=10, max_values=3) == {"a": "{" * 1000}
     with pytest.raises(ProblemError, match="nested deeper than 10"):
-        parse_json(b"[" * 11 + b"]" * 11, 10)
+        parse_json(b"[" * 11 + b"]" * 11, max_depth=10, max_values=100)
+    with pytest.raises(ProblemError, match=r"has 11 objects, arrays and strings .* this server reads 10"):
+        parse_json(b"[" + b'"",' * 9 + b'""]', max_depth=10, max_values=10)
+
+
+def test_a_prompt_of_token_ids_may_be_longer_than_a_body_has_values() -> None:
+    ids = list(range(1000))
+    assert parse_json(json.dumps({"prompt": ids}).encode(), max_depth=10, max_values=10) == {"prompt": ids}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": [5] * 300_000}, "messages[0]: input should be a valid dictionary"),
+        ({"stop": [5] * 300_000}, "stop[0]: input should be a valid string"),
+        ({"metadata": {f"k{number}": 1 for number in range(30_000)}}, "the body has 30000 fields that are wrong"),
+        ({f"k{number}": 1 for number in range(30_000)}, "the body has 30000 fields that are wrong or not known"),
+        ({"temperature": [5] * 300_000}, "temperature: input should be a valid number, got [5, 5, 5"),
+        ({f"k{number}": 1 for number in range(300_000)}, "objects, arrays and strings"),
+    ],
+)  # fmt: skip
+def test_a_body_with_very_many_faults_is_refused_by_the_first_of_them(fields: dict[str, Any], said: str) -> None:
+    content = json.dumps({**HELLO_BODY, **fields}).encode()
+    seen = []
+
+    def read() -> None:
+        value = parse_json(content, max_depth=100, max_values=ServerSettings().max_json_values)
+        try:
+            ChatRequest.model_validate(value)
+        except ValidationError as error:
+            seen.append(error.error_count())
+        validated(ChatRequest, value)
+
+    with pytest.raises(ProblemError) as caught:
+        read()
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert said.startswith("the body has") or sum(seen) <= 3  # nothing walks through the others
+
+
+def test_a_large_body_does_not_hold_up_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slowly(content: bytes, **limits: int) -> Any:
+        if len(content) > 100_000:
+            began.set()
+            assert goes_on.wait(10)
+        return parse_json(content, **limits)
+
+    monkeypatch.setattr("forerun.server.body.parse_json", slowly)
+
+    async def main() -> None:
+        async with served() as server:
+            large = asyncio.create_task(server.chat("x" * 200_000))
+            assert await asyncio.to_thread(began.wait, 10)
+            assert (await server.chat()).status_code == 200
+            goes_on.set()
+            assert (await large).status_code == 400
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("escape", [r"\ud800", r"\uDC00 ", r"\\\udbff!", r"\ud83dx\ude00"])
+def test_half_of_a_surrogate_pair_is_named(escape: str) -> None:
+    content = f'{{"prompt": "\\ud83d\\ude00 {escape}"}}'.encode()
+    half = re.findall(r"\\u\w{4}", escape)[0]
+    with pytest.raises(ProblemError, match=re.escape(f"{half} is a lone surrogate")):
+        parse_json(content, max_depth=10, max_values=10)
+    whole = parse_json(rb'{"a": "\ud83d\ude00 \\ud800"}', max_depth=10, max_values=10)
+    assert whole == {"a": "\U0001f600 \\ud800"}

@@ -1,25 +1,35 @@
-"""Reads request bodies: JSON of bounded size and depth, checked against a wire type; errors name the field."""
+"""Reads request bodies: JSON of bounded size, depth and number of values, checked against a wire type.
+
+Errors name the field.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
-import numpy as np
 from fastapi import Depends
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from forerun.server.json_shape import json_shape, lone_surrogate
 from forerun.server.problems import Problem, ProblemError
+from forerun.server.settings import ServerSettings
 
 T = TypeVar("T", bound=BaseModel)
 
-# Possessive, and an unfinished string reaches to the end: no input makes it look at a byte twice.
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_LONG_BODY: Final = 64 * 2**10
+"""Bytes from which on a body is read on another thread: about a millisecond."""
 _SHOWN_PROBLEMS: Final = 3
+_MANY_PROBLEMS: Final = 200
+"""More are not looked at one by one."""
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxdict = 20
+_SHORT.maxstring = 100
 _STEP: Final = re.compile(r"[.\[]")
 _ALTERNATIVE: Final = re.compile(
     r"(?:[A-Z]\w*|str|int|float|bool|none|is-instance.*|(?:list|dict|literal|tuple|nullable)\[.*|(?:function|tagged|constrained|lax|json)-.*)\Z"
@@ -38,7 +48,13 @@ class JsonBody(Generic[T]):
             content = await request.body()
         except ClientDisconnect:
             raise ProblemError(Problem(status=400, message="the client left before the body had come")) from None
-        value = parse_json(content, request.app.state.settings.max_json_depth)
+        settings: ServerSettings = request.app.state.settings
+        if len(content) < _LONG_BODY:
+            return self._read(content, settings)
+        return await asyncio.to_thread(self._read, content, settings)
+
+    def _read(self, content: bytes, settings: ServerSettings) -> T:
+        value = parse_json(content, max_depth=settings.max_json_depth, max_values=settings.max_json_values)
         return validated(self.model, value)
 
 
@@ -47,29 +63,26 @@ def json_body(model: type[BaseModel]) -> Any:
     return Depends(JsonBody(model))
 
 
-def parse_json(content: bytes, max_depth: int) -> Any:
-    """A JSON text. Raises ProblemError for what is none, is no UTF-8, or is nested deeper than `max_depth`."""
+def parse_json(content: bytes, *, max_depth: int, max_values: int) -> Any:
+    """A JSON text. Raises ProblemError for what is none, is no UTF-8, is nested deeper than `max_depth` or has more
+    than `max_values` objects, arrays and strings."""
     if not content.strip():
         raise _bad_json("the body is empty; send a JSON object")
-    if json_depth(content) > max_depth:
+    shape = json_shape(content)
+    if shape.depth > max_depth:
         raise _bad_json(f"the JSON is nested deeper than {max_depth} levels")
+    if shape.values > max_values:
+        found = f"the JSON has {shape.values} objects, arrays and strings (names of fields count)"
+        raise _bad_json(f"{found}; this server reads {max_values}: send fewer")
     try:
         content.decode()
         return msgspec.json.decode(content)
     except UnicodeDecodeError as error:
         raise _bad_json(f"the body is not UTF-8 at byte {error.start}") from None
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        if half := lone_surrogate(content):
+            raise _bad_json(f"{half} is a lone surrogate, half a character: send it with its other half") from None
         raise _bad_json(f"the body is no JSON: {error}") from None
-
-
-def json_depth(content: bytes) -> int:
-    """How deeply arrays and objects are nested; linear, without recursion. Of a text that is no JSON, as deep
-    as a parser gets before it notices."""
-    brackets = np.frombuffer(_STRING.sub(b"", content).translate(None, _NO_BRACKETS), np.uint8)
-    if not brackets.size:
-        return 0
-    opens = (brackets == ord("[")) | (brackets == ord("{"))
-    return int(np.cumsum(np.where(opens, 1, -1)).max())
 
 
 def _bad_json(message: str) -> ProblemError:
@@ -90,6 +103,9 @@ def validated(model: type[T], value: Any) -> T:
 
 
 def _invalid(error: ValidationError) -> ProblemError:
+    if (count := error.error_count()) > _MANY_PROBLEMS:
+        many = f"the body has {count} fields that are wrong or not known here; docs/openai-compat.md lists what is"
+        return ProblemError(Problem(status=400, message=many, code="invalid_value"))
     found = _deepest(error.errors(include_url=False, include_context=False))
     params = [_param(one) for one in found]
     said = [f"{param}: {_said(one)}" if param else _said(one) for param, one in zip(params, found, strict=True)]
@@ -114,9 +130,14 @@ def _said(one: Any) -> str:
             return "is required"
         case "value_error":
             return str(one["msg"]).removeprefix("Value error, ")
-    shown = repr(one["input"])
+    shown = _shown(one["input"])
     text = str(one["msg"])
     return f"{text[:1].lower()}{text[1:]}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+
+
+def _shown(value: Any) -> str:
+    """Its beginning: the whole may be as large as the body."""
+    return repr(value[:100]) if isinstance(value, str) else _SHORT.repr(value)
 
 
 def _param(one: Any) -> str:

@@ -39,6 +39,9 @@ class ServerSettings:
     max_header_bytes: int = 32 * 2**10
     max_json_depth: int = 100
     """Arrays and objects inside one another."""
+    max_json_values: int = 100_000
+    """Objects, arrays and strings of one body, names of fields among them: some 20 000 messages. Numbers are not
+    counted, so prompts of token ids may fill any context."""
     max_queue: int = 64
     """Requests that may wait beside those that run; one more is refused with 503 and Retry-After."""
     timeout: float | None = None
@@ -80,6 +83,7 @@ _RANGES: Final = (
     ("max_body_bytes", 1, 2**40),
     ("max_header_bytes", 1024, 2**24),
     ("max_json_depth", 8, 400),
+    ("max_json_values", 100, 10_000_000),
     ("max_queue", 0, 2**20),
     ("timeout", 0.001, 30 * 86_400.0),
     ("keep_alive", 0.001, 3600.0),

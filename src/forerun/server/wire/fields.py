@@ -9,13 +9,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
+
+
+def _fail_fast(schema: Any) -> None:
+    """Have lists end at their first error: a million wrong elements are one."""
+    if isinstance(schema, list | tuple):
+        for one in schema:
+            _fail_fast(one)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for name, one in schema.items():
+            if name != "metadata":
+                _fail_fast(one)
 
 
 class Wire(BaseModel):
     """Unknown fields are refused, and nothing is converted: a number in quotes is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
 
 @dataclass(frozen=True, slots=True)
