@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -330,6 +331,16 @@ def test_a_process_with_a_fake_model_loads_no_native_library_and_no_server(tmp_p
     with running(remote_worker(imported=str(imported))):
         names = set(imported.read_text().split())
     assert not names & {"llama_cpp", "fastapi", "uvicorn", "pydantic", "llguidance"}
+
+
+def test_a_process_logs_what_its_front_end_would(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """llama.cpp's warnings at each start came through, which commands keep to themselves."""
+    caplog.set_level(logging.CRITICAL, "forerun.native")
+    with running(remote_worker(warns=["forerun.native", "forerun.engine.child"])):
+        pass
+    assert capfd.readouterr().err.splitlines() == ["WARNING forerun.engine.child: this is wrong"]
 
 
 def test_sockets_of_the_server_are_not_inherited() -> None:

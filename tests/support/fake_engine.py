@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -45,10 +46,12 @@ def _text(rows: PrefillRows) -> bytes:
 
 def make(options: Mapping[str, Any], progress: Callable[[str, float], None]) -> EngineParts:
     """Options of `served_parts`, and of the faults: `fails` (the message), `dies` loading, `loads_while` a file is
-    there; `imported` writes the names of loaded modules to a file."""
+    there; `imported` writes the names of loaded modules to a file; `warns` are loggers that warn."""
     given = dict(options)
     fails, dies, waits_for = given.pop("fails", None), given.pop("dies", False), given.pop("loads_while", None)
     imported = given.pop("imported", None)
+    for name in given.pop("warns", ()):
+        logging.getLogger(name).warning("this is wrong")
     progress("a model", 0.5)
     if fails:
         raise ModelLoadError(fails)

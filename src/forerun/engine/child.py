@@ -114,7 +114,9 @@ def main(arguments: Sequence[str]) -> int:
     start = connection.receive()
     if not isinstance(start, Start):
         return 1
-    logging.basicConfig(level=start.log_level, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    for name, level in start.log_levels.items():
+        logging.getLogger(name).setLevel(level)
     outbox = Outbox(connection, start.beat)
     try:
         parts = _built(start, outbox)

@@ -45,7 +45,8 @@ class Start(_Message, frozen=True):
     """Plain values: text, numbers, lists and maps of them."""
     path: tuple[str, ...] = ()
     """Where modules are found, beside where they are anyway."""
-    log_level: int = 30
+    log_levels: Mapping[str, int] = {}
+    """Of loggers, by name; "" is the root."""
     beat: float = 1.0
     """Seconds between two beats."""
 

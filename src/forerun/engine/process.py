@@ -40,10 +40,17 @@ class EngineProgram:
             command = [sys.executable, "-P", "-m", _CHILD, str(child_s.fileno()), str(os.getpid())]
             popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[child_s.fileno()])
         process = EngineProcess(popen, Connection(own, messages.reports()))
-        level = logging.getLogger().getEffectiveLevel()
-        start = Start(self.factory, self.options, tuple(filter(None, sys.path)), level, self.beat)
+        start = Start(self.factory, self.options, tuple(filter(None, sys.path)), _log_levels(), self.beat)
         process.send(start)
         return process
+
+
+def _log_levels() -> dict[str, int]:
+    """What is logged here is logged there: the levels of the root and of all loggers of ours that were given one."""
+    loggers = logging.getLogger().manager.loggerDict.items()
+    own = {name: logger.level for name, logger in loggers if isinstance(logger, logging.Logger) and logger.level}
+    ours = {name: level for name, level in own.items() if name.partition(".")[0] == "forerun"}
+    return {"": logging.getLogger().getEffectiveLevel(), **ours}
 
 
 class EngineProcess:
