@@ -20,6 +20,7 @@ from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine_config import EngineConfig
 from forerun.errors import ForerunError
 from forerun.server.app import create_app
+from forerun.server.binding import listening_sockets
 from forerun.server.chat_front import ChatFront
 from forerun.server.listening import HttpServer
 from forerun.server.preparing import EngineLimits, GrammarCheck, Preparation
@@ -58,7 +59,8 @@ def serve(
     chat_format: str = AUTO,
     opening: OpenEngine = open_engine,
 ) -> None:
-    """Serve until a signal comes. Raises ForerunError where the model cannot be loaded or the port not be had."""
+    """Serve until a signal comes. Raises ForerunError where the model cannot be loaded, and InvalidConfigError
+    before that is tried where the port cannot be had."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, settings, told, opening, chat_format))
 
@@ -68,9 +70,10 @@ async def _serve(
 ) -> None:
     backend = Backend(settings)
     server = HttpServer(create_app(backend), backend, started=told.listening)
+    sockets = listening_sockets(settings.host, settings.port)  # before the model: loading it takes long
     held = ExitStack()
     loading = asyncio.create_task(_load(config, backend, told, opening, chat_format, held))
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets))
     try:
         await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and loading.exception() is not None:

@@ -14,13 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from forerun.server.binding import BACKLOG
 from forerun.server.serving import Backend
 
 _HEADERS_WITHIN: Final = 30.0
 """Seconds that a client may take to send a request's headers."""
 _AFTER_CUT: Final = 2.0
 """Seconds for the last events of streams that are cut."""
-_BACKLOG: Final = 2048
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -98,7 +98,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=int(settings.shutdown_timeout + _AFTER_CUT) + 1,
         )
         super().__init__(config)
