@@ -49,6 +49,8 @@ class Announcements:
     """The address; the model may still be loading."""
     progress: LoadProgress
     ready: Callable[[Serving | EmbeddingServing], None]
+    stopping: Callable[[int], None] = lambda _: None
+    """How many answers are still open when the server is told to stop."""
 
 
 def serve(
@@ -69,7 +71,7 @@ async def _serve(
     config: EngineConfig, settings: ServerSettings, told: Announcements, opening: OpenEngine, chat_format: str
 ) -> None:
     backend = Backend(settings)
-    server = HttpServer(create_app(backend), backend, started=told.listening)
+    server = HttpServer(create_app(backend), backend, started=told.listening, stopping=told.stopping)
     sockets = listening_sockets(settings.host, settings.port)  # before the model: loading it takes long
     held = ExitStack()
     loading = asyncio.create_task(_load(config, backend, told, opening, chat_format, held))

@@ -35,7 +35,17 @@ def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) ->
             progress.stop()
             terminal.note(_greeting(address, serving, has_keys=bool(settings.api_keys)))
 
-        serve(config, settings, Announcements(listening, progress.show, ready), chat_format=options.chat_format)
+        def stopping(count: int) -> None:
+            if count:
+                terminal.note(_farewell(count, settings.shutdown_timeout))
+
+        told = Announcements(listening, progress.show, ready, stopping)
+        serve(config, settings, told, chat_format=options.chat_format)
+
+
+def _farewell(count: int, seconds: float) -> str:
+    answers = "1 open answer has" if count == 1 else f"{count} open answers have"
+    return f"stopping: {answers} {seconds:g} s; Ctrl-C again ends {'it' if count == 1 else 'them'} at once"
 
 
 def _greeting(address: str, serving: Serving | EmbeddingServing, *, has_keys: bool) -> str:

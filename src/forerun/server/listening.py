@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 import uvicorn
@@ -80,11 +81,18 @@ class HttpServer(uvicorn.Server):
     """Serves until it is told to stop (SIGTERM, SIGINT, `should_exit`).
 
     Then no more connections are taken, what is open may finish for `shutdown_timeout` seconds, and what is still open
-    after that is cut: streams end with an error event.
+    after that, or at the next SIGINT, is cut: streams end with an error event.
     """
 
-    def __init__(self, app: FastAPI, backend: Backend, *, started: Callable[[str], None] = lambda _: None) -> None:
-        """`started` is told the address once connections are taken."""
+    def __init__(
+        self,
+        app: FastAPI,
+        backend: Backend,
+        *,
+        started: Callable[[str], None] = lambda _: None,
+        stopping: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`started` is told the address once connections are taken, `stopping` how many answers are still open."""
         settings = backend.settings
         protocol = type("Protocol", (BoundedProtocol,), {"max_header_bytes": settings.max_header_bytes})
         config = uvicorn.Config(
@@ -104,6 +112,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._backend = backend
         self._started = started
+        self._stopping = stopping
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,7 +120,14 @@ class HttpServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        loop = asyncio.get_running_loop()
+
+        def told(number: int, _frame: FrameType | None) -> None:
+            if self.should_exit and number == signal.SIGINT:
+                loop.call_soon_threadsafe(self._cut)
+            self.should_exit = True
+
+        before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -133,9 +149,19 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._backend.is_stopping = True
-        loop = asyncio.get_running_loop()
-        cut = loop.call_later(self._backend.settings.shutdown_timeout, self._backend.cut_off)
+        self._stopping(self._backend.open_answers)
+        cut = asyncio.get_running_loop().call_later(self._backend.settings.shutdown_timeout, self._cut)
         try:
             await super().shutdown(sockets)
         finally:
             cut.cancel()
+
+    def _cut(self) -> None:
+        """End open answers now, and a moment later the connections of clients that do not read how they end."""
+        self._backend.is_stopping = True
+        self._backend.cut_off()
+        asyncio.get_running_loop().call_later(_AFTER_CUT, self._abandon)
+
+    def _abandon(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

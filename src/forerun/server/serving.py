@@ -91,6 +91,11 @@ class Backend:
             self.serving.service.cut_off("the server is being stopped")
 
     @property
+    def open_answers(self) -> int:
+        """That have not ended."""
+        return 0 if self.serving is None else self.serving.seats.open
+
+    @property
     def health(self) -> EngineHealth:
         loaded = self.loaded
         return self._health if loaded is None else loaded.engine.health
