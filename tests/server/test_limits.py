@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.core.prompt import Tokens
 from forerun.engine.health import EngineState
 from forerun.errors import OverloadedError
 from forerun.server.app import create_app
@@ -18,7 +20,7 @@ from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
 from forerun.testing import ManualClock
 from forerun.testing.served import served_parts
-from tests.server.support import HELLO_BODY, events_of, listening, served
+from tests.server.support import HELLO_BODY, events_of, listening, scripted_parts, served
 
 CHAT = "/v1/chat/completions"
 
@@ -93,6 +95,72 @@ def test_case_a3_a_prompt_beyond_the_context_is_refused_before_anything_is_sent(
                 response = await server.complete("x" * size, stream=stream)
                 assert response.status_code == 400
                 assert response.json()["error"]["param"] == "prompt"
+
+    asyncio.run(main())
+
+
+def test_a_prompt_much_too_long_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_ctx, longest = 300, len("<|im_start|>")
+    text = "x" * (n_ctx * longest + 1)
+
+    async def main() -> None:
+        parts = served_parts(n_ctx=n_ctx)
+        async with served(parts) as server:
+            assert (await server.client.post("/tokenize", json={"prompt": text})).json()["count"] == len(text)
+
+            def never(*_args: object, **_options: object) -> Tokens:
+                raise AssertionError("tokenised")
+
+            monkeypatch.setattr(parts.vocabulary, "tokenize", never)
+            for response in (await server.chat(text), await server.complete(text)):
+                assert response.status_code == 400
+                error = response.json()["error"]
+                assert error["code"] == "context_length_exceeded"
+                assert re.search(r"has at least 30\d tokens \(36\d\d characters\).* holds 300", error["message"])
+            response = await server.complete([1] * 301)
+            assert "has 301 tokens, but the context holds 300" in response.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_long_text_that_is_tokenised_does_not_hold_up_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    parts = served_parts()
+    tokenize = parts.vocabulary.tokenize
+
+    def slowly(text: str, **options: bool) -> Tokens:
+        if len(text) > 10_000:
+            began.set()
+            assert goes_on.wait(10)
+        return tokenize(text, **options)
+
+    monkeypatch.setattr(parts.vocabulary, "tokenize", slowly)
+
+    async def main() -> None:
+        async with served(parts) as server:
+            long = asyncio.create_task(server.client.post("/tokenize", json={"prompt": "x" * 20_000}))
+            assert await asyncio.to_thread(began.wait, 10)
+            answer = await asyncio.wait_for(server.complete(logprobs=1), 5)
+            assert answer.status_code == 200
+            goes_on.set()
+            assert (await long).json()["count"] == 20_000
+
+    asyncio.run(main())
+
+
+def test_a_conversation_beyond_what_a_template_may_do_is_told_so_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forerun.chat.effort_bound.MAX_EFFORT", 1_000)
+    template = "{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"
+
+    async def main() -> None:
+        async with served(scripted_parts(lambda _: "a", template=template)) as server:
+            response = await server.chat("x" * 100_000)
+            assert response.status_code == 400
+            message = response.json()["error"]["message"]
+            assert "the conversation is too long to render" in message
+            assert "Error" not in message
 
     asyncio.run(main())
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from forerun.errors import InvalidConfigError
 from forerun.server.security import ApiKeys
 from forerun.server.settings import ServerSettings, read_keys
-from tests.server.support import HELLO_BODY, ServerUnderTest, served
+from tests.server.support import HELLO_BODY, ListeningServer, ServerUnderTest, listening, served
 
 KEY, OTHER = "sk-the-right-key", "sk-another-right-key"
 KEYED = ServerSettings(api_keys=frozenset({KEY, OTHER}))
@@ -23,6 +25,11 @@ def all_routes(server: ServerUnderTest) -> Iterator[tuple[str, str]]:
         for method in methods:
             yield method.upper(), path.replace("{model}", "fake")
     yield from (("GET", path) for path in ("/docs", "/openapi.json", "/redoc", "/", "/nowhere", "/v1", "/metrics"))
+
+
+def connected(server: ListeningServer) -> socket.socket:
+    address = httpx.URL(server.url)
+    return socket.create_connection((address.host, address.port or 0), timeout=10)
 
 
 def test_case_e1_without_a_right_key_every_route_but_health_is_401() -> None:
@@ -132,6 +139,28 @@ def test_a_body_beyond_the_limit_is_refused_told_or_not() -> None:
             assert (await server.chat()).status_code == 200
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", [b"content-length: 33554432", b"transfer-encoding: chunked"])
+def test_a_client_that_is_still_sending_learns_that_its_body_is_too_large(how: bytes) -> None:
+    piece = b" " * 2**20
+    with listening(settings=ServerSettings(port=0, max_body_bytes=10_000)) as server, connected(server) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n" + how + b"\r\n\r\n")
+        for _ in range(32):  # more than sockets hold: sending fails where the server has closed
+            client.sendall(piece if b"length" in how else b"100000\r\n" + piece + b"\r\n")
+        if b"length" not in how:
+            client.sendall(b"0\r\n\r\n")
+        answer = client.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in answer
+
+
+def test_a_body_that_never_ends_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.server.security._DISCARDED_WITHIN", 0.1)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000\r\n\r\n"
+    with listening(settings=ServerSettings(port=0, max_body_bytes=10_000)) as server, connected(server) as client:
+        client.sendall(head)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
 def test_web_pages_may_call_only_where_their_origin_is_allowed() -> None:

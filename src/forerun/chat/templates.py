@@ -18,7 +18,7 @@ from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from forerun.chat.effort_bound import BoundedSandbox, bounded, counted
+from forerun.chat.effort_bound import BoundedSandbox, TooMuchEffortError, bounded, counted
 from forerun.errors import InvalidRequestError
 
 MAX_TEMPLATE_BYTES: Final = 1_000_000
@@ -88,6 +88,11 @@ class ChatTemplate:
                 return _joined(pieces)
         except TemplateError as error:
             raise InvalidRequestError("messages", f"the model's chat template says: {error}") from error
+        except TooMuchEffortError as error:
+            said = (
+                "the conversation is too long to render with the model's chat template; send fewer or shorter messages"
+            )
+            raise InvalidRequestError("messages", said) from error
         except _RUNTIME_ERRORS as error:
             problem = f"the model's chat template failed on them: {type(error).__name__}: {error}"
             raise InvalidRequestError("messages", problem) from error

@@ -107,6 +107,7 @@ class Preparation:
         text = await self.text(job)
         grammar = front.grammar(job, text)
         await self._check_grammar(grammar, _said_by(job))
+        await asyncio.to_thread(self._check_size, "messages", text.text)
         layout = await asyncio.to_thread(self._layout_of_text, text)
         self._check_length("messages", layout)
         params = replace(job.params, grammar=grammar, shown_tokens=front.format.shown_tokens)
@@ -116,6 +117,9 @@ class Preparation:
 
     async def _prepare_texts(self, job: TextJob) -> Prepared:
         await self._check_grammar(job.grammar, "grammar")
+        for prompt in job.prompts:
+            if len(prompt) > self._engine.n_ctx:
+                await asyncio.to_thread(self._check_size, "prompt", prompt)
         layouts = await self.layouts(job)
         for layout in layouts:
             self._check_length("prompt", layout)
@@ -162,6 +166,17 @@ class Preparation:
         worst, size = max(tokens, default=0), self._engine.tokenizer.size
         if worst >= size:
             raise InvalidRequestError(field, f"token id {worst} is outside the vocabulary of {size} tokens")
+
+    def _check_size(self, field: str, prompt: str | Sequence[int]) -> None:
+        """What is much too long is refused before it is tokenised: megabytes take many seconds."""
+        n_ctx = self._engine.n_ctx
+        if len(prompt) <= n_ctx:
+            return
+        is_text = isinstance(prompt, str)
+        count = self._engine.tokenizer.fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+        if count > n_ctx:
+            tokens = f"at least {count} tokens ({len(prompt)} characters)" if is_text else f"{count} tokens"
+            raise ContextExceededError(field, f"the prompt has {tokens}, but the context holds {n_ctx}: shorten it")
 
     def _check_length(self, field: str, layout: PromptLayout) -> None:
         count, n_ctx = layout.logical_tokens, self._engine.n_ctx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from forerun.server.problems import Problem, ProblemError, problem_response
 _OPEN_PATH: Final = "/health"
 _OPEN_METHODS: Final = frozenset({"GET", "HEAD"})
 _TENANT_DIGITS: Final = 16
+_DISCARDED_BYTES: Final = 64 * 2**20
+_DISCARDED_WITHIN: Final = 5.0
+"""Seconds."""
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -140,7 +144,11 @@ def _header_bytes(scope: Scope) -> int:
 
 
 class BodyLimit:
-    """Refuses bodies beyond a size: at once where the length is told, else as soon as it is passed."""
+    """Refuses bodies beyond a size: at once where the length is told, else as soon as it is passed.
+
+    Some of what is still coming is read and thrown away first: a connection that is closed with bytes unread is reset,
+    and a client that only sends learns of the reset and not of the answer.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -152,8 +160,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_bytes:
+            if headers.get("expect", "").lower() != "100-continue":  # else it waits for the answer before it sends
+                await _discard(receive)
             response = problem_response(self._problem, scope["path"], {"connection": "close"})
             await response(scope, receive, send)
             return
@@ -164,7 +175,27 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self._max_bytes:
+                await _discard(receive)
                 raise ProblemError(self._problem)
             return message
 
-        await self._app(scope, limited, send)
+        async def closing(message: Message) -> None:
+            if read > self._max_bytes and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, limited, closing)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on to the end of a body, within bounds."""
+    left = _DISCARDED_BYTES
+    try:
+        async with asyncio.timeout(_DISCARDED_WITHIN):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
