@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import socket
 import threading
 import time
 from typing import Any
@@ -17,10 +19,10 @@ from forerun.errors import OverloadedError
 from forerun.server.app import create_app
 from forerun.server.seats import Seats
 from forerun.server.serving import Backend
-from forerun.server.settings import ServerSettings
+from forerun.server.settings import LogFormat, ServerSettings
 from forerun.testing import ManualClock
 from forerun.testing.served import served_parts
-from tests.server.support import HELLO_BODY, events_of, listening, scripted_parts, served
+from tests.server.support import HELLO_BODY, ListeningServer, events_of, listening, scripted_parts, served
 
 CHAT = "/v1/chat/completions"
 
@@ -220,3 +222,31 @@ def test_headers_without_an_end_are_refused() -> None:
         response = httpx.get(server.url + "/health", headers={"x-long": "y" * 100_000})
         assert response.status_code == 431
         assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_addresses_beyond_the_limit_are_refused_as_headers_are() -> None:
+    with listening() as server:
+        assert raw_answer(server, b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") == 431
+        assert raw_answer(server, b"GET /health HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n") == 431
+        assert raw_answer(server, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == 200
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_what_is_no_http_is_told_in_the_form_of_the_log(form: LogFormat, caplog: pytest.LogCaptureFixture) -> None:
+    told = {
+        LogFormat.JSON: ['{"status": 400, "error": "invalid_http"}'],
+        LogFormat.TEXT: ["status=400 error=invalid_http"],
+        LogFormat.OFF: [],
+    }
+    caplog.set_level(logging.INFO, "forerun.requests")
+    with listening(settings=ServerSettings(port=0, log_format=form)) as server:
+        assert raw_answer(server, b"what?\r\n\r\n") == 400
+        assert [record.getMessage() for record in caplog.records] == told[form]
+
+
+def raw_answer(server: ListeningServer, sent: bytes) -> int:
+    """The status of the answer."""
+    address = httpx.URL(server.url)
+    with socket.create_connection((address.host, address.port or 0), timeout=10) as client:
+        client.sendall(sent)
+        return int(client.recv(1000).split()[1])

@@ -16,7 +16,9 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from forerun.server.binding import BACKLOG
+from forerun.server.request_log import RequestLog
 from forerun.server.serving import Backend
+from forerun.server.settings import LogFormat
 
 _HEADERS_WITHIN: Final = 30.0
 """Seconds that a client may take to send a request's headers."""
@@ -28,6 +30,10 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 on one connection. Closes it where headers are too long or take too long: uvicorn alone would go on."""
 
     max_header_bytes = 32 * 2**10
+
+    @staticmethod
+    def refused(status: int, error: str) -> None:
+        """Is told of what never became a request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -49,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unfinished += len(data)
         super().data_received(data)
         if self._reads_headers and self._unfinished > self.max_header_bytes and not self.transport.is_closing():
+            self.refused(431, "headers_too_large")
             self._refuse()
 
     def on_message_begin(self) -> None:
@@ -57,9 +64,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._reads_headers = False
-        self._unfinished = 0
         self._calm()
-        super().on_headers_complete()
+        super().on_headers_complete()  # raises for addresses it cannot take apart
+        self._unfinished = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP never becomes a request: it is told here, in the words of the requests."""
+        is_too_long = self._unfinished > self.max_header_bytes
+        self.refused(431 if is_too_long else 400, "headers_too_large" if is_too_long else "invalid_http")
+        if is_too_long:
+            self._refuse()
+        else:
+            super().send_400_response(msg)
 
     def _calm(self) -> None:
         if self._patience is not None:
@@ -75,6 +91,13 @@ class BoundedProtocol(HttpToolsProtocol):
             b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         )
         self.transport.close()
+
+
+def _teller(form: LogFormat) -> Callable[[int, str], None]:
+    """What tells the log of requests that are none."""
+    if form is LogFormat.OFF:
+        return lambda _status, _error: None
+    return RequestLog(form).unread
 
 
 class HttpServer(uvicorn.Server):
@@ -94,7 +117,8 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """`started` is told the address once connections are taken, `stopping` how many answers are still open."""
         settings = backend.settings
-        protocol = type("Protocol", (BoundedProtocol,), {"max_header_bytes": settings.max_header_bytes})
+        own = {"max_header_bytes": settings.max_header_bytes, "refused": staticmethod(_teller(settings.log_format))}
+        protocol = type("Protocol", (BoundedProtocol,), own)
         config = uvicorn.Config(
             app,
             host=settings.host,
@@ -103,6 +127,7 @@ class HttpServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # its warnings tell of clients that send what is no HTTP: RequestLog does
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -47,6 +47,11 @@ class RequestLog:
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", self._write(log_fields(record)))
 
+    def unread(self, status: int, error: str) -> None:
+        """A connection sent what never became a request, and was answered with `status`."""
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", self._write({"status": status, "error": error}))
+
 
 def log_fields(record: RequestRecord) -> dict[str, Value]:
     """All that is told of a request; tokens and times only where it came to an answer."""
