@@ -250,3 +250,26 @@ def raw_answer(server: ListeningServer, sent: bytes) -> int:
     with socket.create_connection((address.host, address.port or 0), timeout=10) as client:
         client.sendall(sent)
         return int(client.recv(1000).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "aba", "with_pieces": True}), ("/detokenize", {"tokens": [97]})]
+)
+def test_tokens_are_shown_on_a_thread_since_there_may_be_millions(path: str, body: dict[str, Any]) -> None:
+    parts, threads = served_parts(), set()
+    piece = parts.vocabulary.piece
+
+    def noted(token: int) -> bytes:
+        threads.add(threading.get_ident())
+        return piece(token)
+
+    async def main() -> None:
+        async with served(parts) as server:
+            threads.clear()
+            assert (await server.client.post(path, json=body)).status_code == 200
+            assert threads
+            assert threading.get_ident() not in threads
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.vocabulary, "piece", noted)
+        asyncio.run(main())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import SamplingParams
@@ -65,14 +68,22 @@ async def layout_of(serving: Serving, body: PromptFields) -> PromptLayout:
 
 
 @router.post("/tokenize", responses=ERRORS, openapi_extra=takes(TokenizeRequest), response_model=Tokens)
-async def tokenize(request: Request, body: Annotated[TokenizeRequest, json_body(TokenizeRequest)]) -> Tokens:
+async def tokenize(request: Request, body: Annotated[TokenizeRequest, json_body(TokenizeRequest)]) -> Response:
     """A prompt as token ids, with what the model wants before it."""
     serving = serving_of(request)
     tokens = (await layout_of(serving, body)).text_tokens.tolist()
-    shown: Any = tokens
-    if body.with_pieces:
-        shown = [TokenPiece(id=token, piece=_piece(serving.engine.tokenizer.bytes_of([token]))) for token in tokens]
-    return Tokens(tokens=shown, count=len(tokens), max_model_len=serving.engine.n_ctx)
+    content = await asyncio.to_thread(_tokens_shown, serving, tokens, with_pieces=bool(body.with_pieces))
+    return Response(content, media_type="application/json")
+
+
+def _tokens_shown(serving: Serving, tokens: list[int], *, with_pieces: bool) -> bytes:
+    """What `Tokens` describes. Millions of tokens take seconds: to be called on a thread."""
+    shown: list[Any] = tokens
+    if with_pieces:
+        bytes_of = serving.engine.tokenizer.bytes_of
+        pieces = {token: _piece(bytes_of([token])) for token in set(tokens)}
+        shown = [{"id": token, "piece": pieces[token]} for token in tokens]
+    return msgspec.json.encode({"tokens": shown, "count": len(tokens), "max_model_len": serving.engine.n_ctx})
 
 
 def _piece(content: bytes) -> str | list[int]:
@@ -91,7 +102,7 @@ async def detokenize(request: Request, body: Annotated[DetokenizeRequest, json_b
     size = serving.engine.tokenizer.size
     if wrong := next((token for token in body.tokens if not 0 <= token < size), None):
         raise InvalidRequestError("tokens", f"token id {wrong} is outside the vocabulary of {size} tokens")
-    return Text(content=serving.engine.tokenizer.shown(body.tokens))
+    return Text(content=await asyncio.to_thread(serving.engine.tokenizer.shown, body.tokens))
 
 
 @router.post("/apply-template", responses=ERRORS, openapi_extra=takes(TemplateRequest))
