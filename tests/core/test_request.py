@@ -17,7 +17,7 @@ from forerun.errors import ForerunError, InvalidRequestError
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 WHOLE_NUMBERS = ("max_tokens", "top_k", "penalty_last_n", "seed", "logprobs", "speculation")
-OPTIONAL = ("max_tokens", "seed", "logprobs", "speculation")
+OPTIONAL = ("max_tokens", "seed", "logprobs", "speculation", "grammar")
 
 OUT_OF_RANGE = [
     ("max_tokens", 0),
@@ -91,6 +91,8 @@ WRONG_TYPE = [
     ("ignore_eos", "no"),
     ("ignore_eos", 1),
     ("ignore_eos", None),
+    ("grammar", "root ::= x"),
+    ("grammar", {"type": "object"}),
 ]
 
 
@@ -136,7 +138,7 @@ def test_none_leaves_the_choice_open(name: str) -> None:
     assert getattr(SamplingParams(**params), name) is None
 
 
-OTHERS = ("stop", "stop_token_ids", "logit_bias", "ignore_eos", "shown_tokens", "adapters")
+OTHERS = ("stop", "stop_token_ids", "logit_bias", "ignore_eos", "shown_tokens", "adapters", "grammar")
 
 
 def test_every_field_is_covered_here() -> None:
