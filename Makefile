@@ -15,7 +15,7 @@ demo: setup ## Answer one prompt with the default model, SmolLM2-135M
 test: setup ## All tests, with models
 	$(BIN)/python -m pytest -n auto
 
-check: setup ## Format, lint, types, import contracts and the tests that need no model: under a minute
+check: setup ## Format, lint, types, import contracts and the tests that need no model: about 3 minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
