@@ -17,6 +17,9 @@ from forerun.server.settings import ServerSettings
 from forerun.testing.served import served_parts
 from tests.server.support import MODEL, ListeningServer, listening
 
+# Its client leaves sockets to the collector, which warns during whatever test runs then.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
 schema = schemathesis.openapi.from_dict(create_app(Backend(ServerSettings())).openapi())
 OPERATIONS: dict[str, Any] = {
     f"{operation.method} {operation.path}": operation
