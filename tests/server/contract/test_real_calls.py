@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -31,7 +31,7 @@ class City(BaseModel):
 class Place(BaseModel):
     """Without bounds: Anthropic's client does not send those, so that nothing could keep to them."""
 
-    name: str
+    name: Literal["Bern", "Rome"]
 
 
 def test_a_required_call_is_made_with_arguments_that_fit(real: Real) -> None:
