@@ -1,6 +1,6 @@
 """The engine process: `python -m forerun.engine.child FD PID`, its end of a socket pair and who started it.
 
-    main thread reads commands ──► Preparation ──► engine thread ──► Outbox ──► writer thread
+    main thread reads commands ──► CompilingIntake ──► engine thread ──► Outbox ──► writer thread
 
 It is started by `engine.process` alone, and ends with the process that started it. Ctrl-C and a service manager's
 SIGTERM reach the whole group of processes, and are for the front end, which stops this one in order.
@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from forerun.core.request import OutputDelta
 from forerun.engine import messages
+from forerun.engine.compiling_intake import CompilingIntake
 from forerun.engine.connection import Connection
 from forerun.engine.loop import EngineLoop
 from forerun.engine.messages import (
@@ -41,7 +42,6 @@ from forerun.engine.messages import (
     Submit,
 )
 from forerun.engine.parts import EngineParts
-from forerun.engine.preparation import Preparation
 from forerun.engine.worker import EngineWorker
 from forerun.errors import EngineClosedError, EngineError, ForerunError, InvalidConfigError
 
@@ -142,24 +142,24 @@ def serve(parts: EngineParts, connection: Connection[Command], outbox: Outbox) -
         interrupt=parts.interrupt,
         checks_integrity=parts.checks_integrity,
     )
-    preparation = Preparation(worker, parts.constrain)
+    intake = CompilingIntake(worker, parts.constrain)
     outbox.put(Ready(parts.model_name, parts.n_ctx))
     outbox.start_beating(lambda: Beat(worker.steps, worker.step_seconds))
     while not isinstance(command := connection.receive(), Close | None):
         with suppress(EngineClosedError):  # the thread died just now: the next command is none
-            _perform(command, worker, preparation, outbox)
+            _perform(command, worker, intake, outbox)
     signal.alarm(_LAST_SECONDS)  # the system ends us then, whatever is stuck
-    preparation.close()
+    intake.close()
     worker.close()
     outbox.close()
 
 
-def _perform(command: Command, worker: EngineWorker, preparation: Preparation, outbox: Outbox) -> None:
+def _perform(command: Command, worker: EngineWorker, intake: CompilingIntake, outbox: Outbox) -> None:
     match command:
         case Submit(requests):
-            preparation.submit(requests, outbox)
+            intake.submit(requests, outbox)
         case Abort(request_ids):
-            preparation.abort(request_ids)
+            intake.abort(request_ids)
         case Ask(number):
             answer = worker.ask(messages.question_of(command))
             answer.add_done_callback(lambda done: outbox.put(_answer(number, done)))

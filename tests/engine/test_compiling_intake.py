@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from forerun.core.grammar import Grammar, GrammarKind, TokenConstraint
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, OutputDelta, Request, SamplingParams
+from forerun.engine.compiling_intake import CompilingIntake
 from forerun.engine.loop import EngineLoop
-from forerun.engine.preparation import Preparation
 from forerun.engine.worker import EngineWorker, QueueSink
 from forerun.errors import EngineClosedError, InvalidRequestError
 from tests.engine.support import fake_parts
@@ -24,14 +24,14 @@ def request(name: str, *, grammar: Grammar | None = None) -> Request:
 
 
 @contextmanager
-def prepared(constrain: Callable[[Grammar], TokenConstraint] | None) -> Iterator[Preparation]:
+def taking_in(constrain: Callable[[Grammar], TokenConstraint] | None) -> Iterator[CompilingIntake]:
     parts = fake_parts()
     worker = EngineWorker(EngineLoop(parts.scheduler, parts.runner, parts.clock), lambda _: None)
-    preparation = Preparation(worker, constrain)
+    intake = CompilingIntake(worker, constrain)
     try:
-        yield preparation
+        yield intake
     finally:
-        preparation.close()
+        intake.close()
         worker.close()
 
 
@@ -57,11 +57,11 @@ class Compiler:
 
 def test_requests_without_a_grammar_do_not_wait_for_those_that_are_compiled() -> None:
     compiler = Compiler()
-    with prepared(compiler) as preparation:
+    with taking_in(compiler) as intake:
         slow, quick = QueueSink(), QueueSink()
-        preparation.submit([request("slow", grammar=GRAMMAR)], slow)
+        intake.submit([request("slow", grammar=GRAMMAR)], slow)
         assert compiler.is_at_work.wait(20)
-        preparation.submit([request("quick")], quick)
+        intake.submit([request("quick")], quick)
         assert last(quick).finish_reason is FinishReason.LENGTH
         compiler.may_end.set()
         error = last(slow).error
@@ -71,11 +71,11 @@ def test_requests_without_a_grammar_do_not_wait_for_those_that_are_compiled() ->
 
 def test_an_abort_that_overtakes_a_grammar_ends_the_request_at_once() -> None:
     compiler = Compiler()
-    with prepared(compiler) as preparation:
+    with taking_in(compiler) as intake:
         sink = QueueSink()
-        preparation.submit([request("a", grammar=GRAMMAR)], sink)
+        intake.submit([request("a", grammar=GRAMMAR)], sink)
         assert compiler.is_at_work.wait(20)
-        preparation.abort(["a"])
+        intake.abort(["a"])
         assert [delta.finish_reason for delta in sink.wait()] == [FinishReason.ABORT]
         compiler.may_end.set()
     assert sink._steps.empty(), "nothing comes after the last delta"
@@ -84,8 +84,8 @@ def test_an_abort_that_overtakes_a_grammar_ends_the_request_at_once() -> None:
 def test_closing_ends_what_is_being_compiled() -> None:
     compiler = Compiler()
     sink = QueueSink()
-    with prepared(compiler) as preparation:
-        preparation.submit([request("a", grammar=GRAMMAR)], sink)
+    with taking_in(compiler) as intake:
+        intake.submit([request("a", grammar=GRAMMAR)], sink)
         assert compiler.is_at_work.wait(20)
     assert isinstance(last(sink).error, EngineClosedError)
     compiler.may_end.set()
@@ -96,9 +96,9 @@ def test_an_engine_that_enforces_no_grammars_refuses_them_and_a_broken_compiler_
         raise ZeroDivisionError(grammar)
 
     for constrain, message in [(None, "grammar: this engine enforces none"), (broken, "ZeroDivisionError")]:
-        with prepared(constrain) as preparation:
+        with taking_in(constrain) as intake:
             sink = QueueSink()
-            preparation.submit([request("a", grammar=GRAMMAR)], sink)
+            intake.submit([request("a", grammar=GRAMMAR)], sink)
             assert message in str(last(sink).error)
-            preparation.submit([request("b")], sink)
+            intake.submit([request("b")], sink)
             assert last(sink).finish_reason is FinishReason.LENGTH

@@ -20,7 +20,7 @@ from forerun.errors import EngineClosedError, EngineError, ForerunError, Invalid
 _THREADS: Final = 2
 
 
-class Preparation:
+class CompilingIntake:
     """Hands requests on to a worker, those with a grammar once it is compiled. Used by one thread.
 
     Requests that come together and have grammars are handed on together, once the last one is compiled.
