@@ -13,6 +13,7 @@ from forerun.chat.pieces import Content, Reasoning, ToolArguments
 from forerun.core.request import FinishReason, TokenLogprobs
 from forerun.server.body import validated
 from forerun.server.jobs import ChoiceEvent
+from forerun.server.problems import Problem
 from forerun.server.responses.job import opening
 from forerun.server.responses.output import ResponseEvents
 from forerun.server.wire.responses import ResponsesRequest
@@ -127,7 +128,11 @@ def test_a_call_that_was_cut_off_is_incomplete() -> None:
 def test_a_failed_answer_ends_as_failed_with_what_had_come(script: Sequence[ChoiceEvent]) -> None:
     body = validated(ResponsesRequest, {"model": "m", "input": "hello"})
     answer = ResponseEvents(opening(body, "resp_1", "m", 5))
-    events = answer.begin() + [event for step in script for event in answer.push(step)] + answer.fail("broken")
+    events = (
+        answer.begin()
+        + [event for step in script for event in answer.push(step)]
+        + answer.fail(Problem(status=500, message="broken"))
+    )
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "response.failed"
     assert EVENT.validate_python(events[-1]).response.error.message == "broken"

@@ -108,8 +108,8 @@ def progress_value(progress: Progress) -> dict[str, Any]:
     }
 
 
-class ChatStream:
-    """The chunks of one streamed answer."""
+class ChatAnswer:
+    """Implements sending.Answer: chunks, or one completion."""
 
     def __init__(self, answering: Answering, body: ChatRequest, model_id: str, bytes_of: BytesOf) -> None:
         self._answering = answering
@@ -118,14 +118,14 @@ class ChatStream:
         self._tally = UsageTally(body.n or 1)
         self._call_ids: list[dict[int, str]] = [{} for _ in range(body.n or 1)]
         self._begun = [False] * (body.n or 1)
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"chatcmpl-{answering.id}",
-            "object": "chat.completion.chunk",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": model_id,
             "system_fingerprint": FINGERPRINT,
         }
-        if body.wants_usage:
+        if body.stream and body.wants_usage:
             self._head |= {"usage": None}
 
     async def frames(self) -> AsyncGenerator[bytes]:
@@ -166,8 +166,29 @@ class ChatStream:
         own = {} if event.usage is None else {"timings": timings(event.usage).model_dump()}
         return data_event(self._head | {"choices": [choice]} | own)
 
+    async def whole(self) -> Response:
+        """The completion when it is finished. Raises what the answering raises."""
+        choices = [_Whole() for _ in self._begun]
+        try:
+            async for event in self._answering:
+                self._tally.add(event)
+                choices[event.index].add(event)
+        finally:
+            await self._answering.aclose()
+        shown = [
+            {
+                "index": index,
+                "message": choice.message(),
+                "logprobs": logprobs_value(choice.logprobs, self._bytes_of) if self._body.logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        value = self._head | {"choices": shown, "usage": self._tally.usage()} | self._tally.timings()
+        return Response(msgspec.json.encode(value), media_type="application/json")
 
-class WholeChoice:
+
+class _Whole:
     """One choice, gathered."""
 
     def __init__(self) -> None:
@@ -205,33 +226,3 @@ class WholeChoice:
                 for name, arguments in self.calls
             ]
         return message
-
-
-async def whole_answer(answering: Answering, body: ChatRequest, model_id: str, bytes_of: BytesOf) -> Response:
-    """The answer when it is finished. Raises what the answering raises."""
-    tally = UsageTally(body.n or 1)
-    choices = [WholeChoice() for _ in range(body.n or 1)]
-    try:
-        async for event in answering:
-            tally.add(event)
-            choices[event.index].add(event)
-    finally:
-        await answering.aclose()
-    shown = [
-        {
-            "index": index,
-            "message": choice.message(),
-            "logprobs": logprobs_value(choice.logprobs, bytes_of) if body.logprobs else None,
-            "finish_reason": choice.finish_reason,
-        }
-        for index, choice in enumerate(choices)
-    ]
-    head = {
-        "id": f"chatcmpl-{answering.id}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model_id,
-        "system_fingerprint": FINGERPRINT,
-    }
-    answer = head | {"choices": shown, "usage": tally.usage()} | tally.timings()
-    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -21,8 +21,9 @@ from forerun.server.jobs import Answering, ChoiceEvent, TextJob
 from forerun.server.leaving import unless_client_leaves
 from forerun.server.openapi import ERRORS, takes
 from forerun.server.problems import error_event
-from forerun.server.serving import backend_of, serving_of, tenant_of
-from forerun.server.sse import DONE, EventStream, data_event
+from forerun.server.sending import sent
+from forerun.server.serving import serving_of, tenant_of
+from forerun.server.sse import DONE, data_event
 from forerun.server.timings import timings
 from forerun.server.wire.common import grammar_of
 from forerun.server.wire.completions import CompletionRequest
@@ -38,10 +39,7 @@ async def completions(request: Request, body: Annotated[CompletionRequest, json_
     job = text_job(body, tenant_of(request, body.cache_salt))
     answering = await unless_client_leaves(request, serving.service.start(job))
     answer = CompletionAnswer(answering, body, job, serving.model.id, serving.engine.tokenizer)
-    if body.stream:
-        keep_alive = backend_of(request).settings.keep_alive
-        return EventStream(answer.frames(), close=answering.aclose, keep_alive=keep_alive)
-    return await unless_client_leaves(request, answer.whole())
+    return await sent(request, answering, answer, streams=bool(body.stream))
 
 
 def text_job(body: CompletionRequest, tenant: str) -> TextJob:

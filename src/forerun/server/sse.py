@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -18,14 +18,18 @@ DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 _encoder: Final = msgspec.json.Encoder()
 
+WireEvent: TypeAlias = dict[str, Any]
+"""What an event with a name tells; the name is its `type`."""
+
 
 def data_event(value: Any) -> bytes:
     """One event of OpenAI's streams. `value`: plain values, msgspec structs or dataclasses."""
     return b"data: " + _encoder.encode(value) + b"\n\n"
 
 
-def named_event(name: str, value: Any) -> bytes:
+def named_event(value: WireEvent) -> bytes:
     """One event with a name, as Anthropic's streams and OpenAI's responses have them."""
+    name: str = value["type"]
     return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(value) + b"\n\n"
 
 

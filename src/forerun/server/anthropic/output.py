@@ -10,11 +10,13 @@ from pydantic_core import from_json
 
 from forerun.chat.pieces import Content, Piece, Reasoning, ToolArguments, ToolCall
 from forerun.core.request import FinishReason, Usage
+from forerun.server.anthropic.errors import anthropic_error
 from forerun.server.anthropic.thinking import UNSIGNED, holding
 from forerun.server.jobs import ChoiceEvent
+from forerun.server.problems import Problem
+from forerun.server.sse import WireEvent
 from forerun.server.timings import timings
 
-WireEvent: TypeAlias = dict[str, Any]
 Kind: TypeAlias = Literal["text", "thinking", "tool_use"]
 
 _DELTAS: Final[dict[Kind, tuple[str, str]]] = {
@@ -112,6 +114,10 @@ class MessageEvents:
         if event.finish_reason is not None:
             events += self._finish(event)
         return events
+
+    def fail(self, problem: Problem) -> list[WireEvent]:
+        """What a stream ends with whose answering failed."""
+        return [anthropic_error(problem)]
 
     def _tell(self, piece: Piece) -> Iterator[WireEvent]:
         match piece:

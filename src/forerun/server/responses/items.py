@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-WireEvent: TypeAlias = dict[str, Any]
+from forerun.server.sse import WireEvent
+
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 

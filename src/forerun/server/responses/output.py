@@ -9,6 +9,7 @@ from forerun.chat.pieces import Content, Piece, Reasoning, ToolArguments, ToolCa
 from forerun.core.request import FinishReason
 from forerun.server.chat_answers import BytesOf, logprobs_value
 from forerun.server.jobs import ChoiceEvent
+from forerun.server.problems import Problem
 from forerun.server.responses.items import (
     ANSWER,
     REASONING,
@@ -18,8 +19,8 @@ from forerun.server.responses.items import (
     Status,
     TextItem,
     TextKind,
-    WireEvent,
 )
+from forerun.server.sse import WireEvent
 from forerun.server.timings import completion_usage, timings
 
 _NOT_COMPLETED: Final[Mapping[FinishReason, str]] = {FinishReason.LENGTH: "max_output_tokens"}
@@ -58,9 +59,9 @@ class ResponseEvents:
             self._logprobs += logprobs_value(event.logprobs, self._bytes_of)["content"]
         return self._numbered(self._all_of(event))
 
-    def fail(self, message: str) -> list[WireEvent]:
+    def fail(self, problem: Problem) -> list[WireEvent]:
         """The end of a response whose answering failed."""
-        return self._numbered(self._failure(message))
+        return self._numbered(self._failure(problem.message))
 
     def _numbered(self, events: Iterable[WireEvent]) -> list[WireEvent]:
         numbered = []
