@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from forerun.chat import tool_prompt
 from forerun.chat.probing import Capabilities
+from forerun.chat.templates import check_messages
 from forerun.errors import InvalidRequestError
 
 Message = Mapping[str, Any]
@@ -37,12 +38,9 @@ def normalised(
     return _with_system_placed(changed, capabilities)
 
 
-def _check(messages: object) -> None:
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-        raise InvalidRequestError("messages", "expected a list of at least one message")
+def _check(messages: Sequence[Message]) -> None:
+    check_messages(messages)
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"messages[{index}]", "expected an object with a text 'role' and a 'content'")
         if message["role"] not in ROLES:
             raise InvalidRequestError(f"messages[{index}].role", f"is {message['role']!r}; it is one of {ROLES}")
 
@@ -78,7 +76,12 @@ def text_of(field: str, content: object) -> str:
         return content
     if not isinstance(content, Sequence):
         raise InvalidRequestError(f"{field}.content", f"is text or a list of parts, got {type(content).__name__}")
-    return "".join(_part(f"{field}.content[{index}]", part) for index, part in enumerate(content))
+    return joined([_part(f"{field}.content[{index}]", part) for index, part in enumerate(content)])
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Parts of one message as one text: a line each, so that words do not grow together; the same for every API."""
+    return "\n".join(texts)
 
 
 def _part(field: str, part: object) -> str:

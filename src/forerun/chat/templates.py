@@ -71,7 +71,7 @@ class ChatTemplate:
         template (enable_thinking, ...). Raises InvalidRequestError("messages") where the conversation is malformed or
         the template refuses it, InvalidRequestError("chat_template_kwargs") for names that are taken.
         """
-        _check(messages)
+        check_messages(messages)
         further = dict(names or {})
         if taken := sorted(_TAKEN & further.keys()):
             raise InvalidRequestError("chat_template_kwargs", f"may not set {', '.join(taken)}")
@@ -133,7 +133,8 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _check(messages: object) -> None:
+def check_messages(messages: object) -> None:
+    """Raise InvalidRequestError for what is no list of messages with roles."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequestError("messages", "expected a list of at least one message")
     for index, message in enumerate(messages):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.chat.messages import joined
 from forerun.server.jobs import Message
 
 
@@ -39,8 +39,3 @@ def tool_message(call_id: str, name: str | None, text: str) -> Message:
     """What a called tool gave."""
     message = {"role": "tool", "tool_call_id": call_id, "content": text}
     return message if name is None else message | {"name": name}
-
-
-def joined(texts: Sequence[str]) -> str:
-    """Pieces of one turn as one text."""
-    return "\n".join(texts)

@@ -7,10 +7,11 @@ from typing import Final
 
 import msgspec
 
+from forerun.chat.messages import joined
 from forerun.errors import InvalidRequestError
 from forerun.server.anthropic.thinking import thinking_of
 from forerun.server.jobs import Message, Pin
-from forerun.server.turns import AssistantTurn, joined, tool_message
+from forerun.server.turns import AssistantTurn, tool_message
 from forerun.server.wire.messages import (
     Block,
     CacheControl,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from forerun.chat.messages import joined
 from forerun.errors import InvalidRequestError
 from forerun.server.jobs import Message, Pin
-from forerun.server.turns import AssistantTurn, joined, tool_message
+from forerun.server.turns import AssistantTurn, tool_message
 from forerun.server.wire.responses import (
     FunctionCallItem,
     FunctionOutputItem,
