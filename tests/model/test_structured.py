@@ -1,4 +1,4 @@
-"""Grammars on SmolLM2: answers always fit, with drafts and without them, and drafts change nothing."""
+"""Grammars on SmolLM2: answers always fit, whatever drafts, and are those of an engine that drafts nothing."""
 
 from __future__ import annotations
 
@@ -35,17 +35,23 @@ MARKED = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), after="</think>")
 FENCED = 'Hm, a cat.</think>```json\n{"name": "Tom"}\n```'
 
 
-@pytest.fixture(scope="module", params=["off", "ngram", "draft"])
+def loaded(path: Path, **options: Any) -> Engine:
+    return Engine.load(path, n_ctx=1024, n_threads=1, cache_ram=0, **options)
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft"])
 def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
-    options: dict[str, Any] = {"off": {}, "ngram": {"speculation": 5}, "draft": {"speculation": 5}}[request.param]
-    if request.param == "draft":
-        options = {**options, "draft": smollm2_path}
-    with Engine.load(smollm2_path, n_ctx=1024, n_threads=1, cache_ram=0, **options) as loaded:
-        yield loaded
+    """Drafts by lookup, or with the target itself as the draft."""
+    draft: dict[str, Any] = {"draft": smollm2_path} if request.param == "draft" else {}
+    with loaded(smollm2_path, speculation=5, **draft) as drafting:
+        yield drafting
 
 
-GREEDY: dict[str, list[tuple[int, ...]]] = {}
-"""What the first engine said."""
+@pytest.fixture(scope="module")
+def plain(smollm2_path: Path) -> Iterator[Engine]:
+    """Drafts nothing."""
+    with loaded(smollm2_path) as not_drafting:
+        yield not_drafting
 
 
 def answers(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> list[Output]:
@@ -56,13 +62,13 @@ def valid(text: str) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
-def test_greedy_answers_fit_and_are_the_same_whatever_drafts(engine: Engine) -> None:
-    outputs = [answers(engine, [prompt], SamplingParams(max_tokens=120, grammar=JSON))[0] for prompt in PROMPTS]
-    for output in outputs:
+def test_greedy_answers_fit_and_are_the_same_whatever_drafts(engine: Engine, plain: Engine) -> None:
+    params = SamplingParams(max_tokens=120, grammar=JSON)
+    for prompt in PROMPTS:
+        (expected,), (output,) = (answers(one, [prompt], params) for one in (plain, engine))
         assert output.finish_reason == "stop"
         valid(output.text)
-    tokens = [output.token_ids for output in outputs]
-    assert GREEDY.setdefault("json", tokens) == tokens
+        assert output.token_ids == expected.token_ids
 
 
 @pytest.mark.slow
@@ -78,16 +84,16 @@ def test_case_a7_sampled_answers_always_fit(engine: Engine, temperature: float) 
         valid(output.text)
 
 
-@pytest.mark.slow
-def test_case_s7_behind_its_reasoning_an_answer_fits_also_inside_a_block_of_drafts(engine: Engine) -> None:
+@pytest.mark.parametrize("runs", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_case_s7_behind_its_reasoning_an_answer_fits_also_inside_a_block_of_drafts(engine: Engine, runs: int) -> None:
     """The prompt makes the model close its thoughts and go on with a fence; a copying drafter, or a draft that is the
     target, proposes both in one block."""
     prompt = f"{FENCED}\n{FENCED}\n{FENCED}\nHm, a"
     params = [
         SamplingParams(max_tokens=160, temperature=0.0 if seed < 2 else 0.7, seed=seed, grammar=MARKED)
-        for seed in range(20)
+        for seed in range(runs)
     ]
-    outputs = sorted(engine.generate([prompt] * 20, params, raw=True), key=lambda output: output.index)
+    outputs = sorted(engine.generate([prompt] * runs, params, raw=True), key=lambda output: output.index)
     finished = 0
     for output in outputs:
         assert output.error is None
@@ -97,25 +103,26 @@ def test_case_s7_behind_its_reasoning_an_answer_fits_also_inside_a_block_of_draf
             valid(answer)
             finished += 1
         assert "</think>" not in thoughts
-    assert finished >= 15, [output.text for output in outputs]
+    assert finished >= 0.75 * runs, [output.text for output in outputs]
 
 
-def test_reasoning_and_what_follows_it_are_the_same_whatever_drafts(engine: Engine) -> None:
+def test_reasoning_and_what_follows_it_are_the_same_whatever_drafts(engine: Engine, plain: Engine) -> None:
     """Alone: in company sums are added up in another order, and near ties may fall the other way."""
     params = SamplingParams(max_tokens=60, grammar=MARKED)
-    (output,) = engine.generate(f"{FENCED}\n{FENCED}\n{FENCED}\nHm, a", params, raw=True)
+    prompt = f"{FENCED}\n{FENCED}\n{FENCED}\nHm, a"
+    (expected,), (output,) = (one.generate(prompt, params, raw=True) for one in (plain, engine))
     valid(output.text.partition("</think>")[2])
-    assert GREEDY.setdefault("s7", [output.token_ids]) == [output.token_ids]
+    assert output.token_ids == expected.token_ids
 
 
-def test_patterns_and_grammars_hold(engine: Engine) -> None:
+def test_patterns_and_grammars_hold(engine: Engine, plain: Engine) -> None:
     pattern = Grammar(GrammarKind.REGEX, r"(yes|no), because [a-z ]{10,40}\.")
     gbnf = Grammar(GrammarKind.GBNF, 'root ::= "[" item ("," item)* "]"\nitem ::= [0-9]{1,3} | root')
-    for name, grammar, fits in (("regex", pattern, re.compile(pattern.text)), ("gbnf", gbnf, re.compile(r"\[.*\]"))):
-        (output,) = answers(engine, ["Is the sky blue?"], SamplingParams(max_tokens=60, grammar=grammar))
-        if output.finish_reason == "stop":
-            assert fits.fullmatch(output.text)
-        assert GREEDY.setdefault(name, [output.token_ids]) == [output.token_ids]
+    for grammar, fits in ((pattern, re.compile(pattern.text)), (gbnf, re.compile(r"\[.*"))):
+        params = SamplingParams(max_tokens=60, grammar=grammar)
+        (expected,), (output,) = (answers(one, ["Is the sky blue?"], params) for one in (plain, engine))
+        assert fits.fullmatch(output.text), output.text
+        assert output.token_ids == expected.token_ids
 
 
 def test_other_requests_do_not_notice_a_grammar_that_is_stuck(engine: Engine) -> None:
