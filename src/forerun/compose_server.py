@@ -15,6 +15,7 @@ from forerun.chat.prompts import PromptWriter
 from forerun.compose import AsyncEngine, LoadProgress
 from forerun.compose_embeddings import is_embedding_model, open_embedding_engine
 from forerun.compose_process import in_own_process
+from forerun.core.engine_limits import EngineLimits
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine_config import EngineConfig
@@ -23,7 +24,7 @@ from forerun.server.app import create_app
 from forerun.server.binding import listening_sockets
 from forerun.server.chat_front import ChatFront
 from forerun.server.listening import HttpServer
-from forerun.server.preparing import EngineLimits, GrammarCheck, Preparation
+from forerun.server.preparing import GrammarCheck, Preparation
 from forerun.server.seats import Seats
 from forerun.server.service import EngineService
 from forerun.server.serving import Backend, EmbeddingServing, ServedModel, Serving
@@ -123,17 +124,18 @@ async def _load(
         backend.settings,
         model_id,
         max_num_seqs=config.max_num_seqs,
-        limits=limits_of(config),
+        limits=limits_of(config, engine.tokenizer.size),
         chat_format=chat_format,
         grammars=checker,
     )
     told.ready(backend.serving)
 
 
-def limits_of(config: EngineConfig) -> EngineLimits:
+def limits_of(config: EngineConfig, vocabulary_size: int) -> EngineLimits:
     """What an engine of this configuration refuses."""
     return EngineLimits(
-        frozenset(config.adapters),
+        vocabulary_size=vocabulary_size,
+        adapters=frozenset(config.adapters),
         fixed_drafts=0 if config.drafts_by_gain else config.draft_tokens,
         accepts_at_random=config.synthetic_acceptance is not None,
     )
@@ -145,7 +147,7 @@ def serving_on(
     model_id: str,
     *,
     max_num_seqs: int,
-    limits: EngineLimits = EngineLimits(),  # noqa: B008 (a value)
+    limits: EngineLimits | None = None,
     chat_format: str = AUTO,
     grammars: GrammarCheck | None = None,
 ) -> Serving:

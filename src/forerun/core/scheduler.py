@@ -19,6 +19,7 @@ from forerun.core.cache_report import CacheLookup, CacheReport
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
 from forerun.core.costs import StepCosts
 from forerun.core.drafting import GuardedDrafter, NgramDrafter
+from forerun.core.engine_limits import EngineLimits
 from forerun.core.origins import TARGET, Origins
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
@@ -27,7 +28,7 @@ from forerun.core.prompt import PromptLayout
 from forerun.core.radix import PrefixTree
 from forerun.core.recompute import RecomputeCost
 from forerun.core.records import FORCED
-from forerun.core.request import AUTO, FinishReason, OutputDelta, Request
+from forerun.core.request import FinishReason, OutputDelta, Request
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.segment import StoredSegment
 from forerun.core.speculation import DraftPlanner, Drafts
@@ -103,6 +104,12 @@ class Scheduler:
         self.config = config
         self.costs = costs
         self._vocabulary = vocabulary
+        self._limits = EngineLimits(
+            vocabulary_size=vocabulary.size,
+            adapters=config.adapters,
+            fixed_drafts=config.speculation if costs is None else 0,
+            accepts_at_random=config.synthetic_acceptance is not None,
+        )
         self.pool = SequencePool(
             config.n_seq_max,
             cells=config.n_ctx,
@@ -184,30 +191,11 @@ class Scheduler:
                 "prompt",
                 f"has {prompt.logical_tokens} tokens, but the context holds {n_ctx}; shorten it or raise n_ctx",
             )
-        if request.params.speculation == AUTO and self.config.speculation and self.costs is None:
-            fixed = f"this engine drafts {self.config.speculation} tokens a step and has measured no costs"
-            raise InvalidRequestError(
-                "speculation", f"cannot be 'auto': {fixed}; give a number, or load it with speculation='auto'"
-            )
-        self._check_grammar(request)
-        self._check_token_ids("prompt", [int(s.tokens.max()) for s in prompt.segments if not s.is_media])
-        self._check_token_ids("logit_bias", request.params.logit_bias)
-        self._check_token_ids("stop_token_ids", request.params.stop_token_ids)
-
-    def _check_grammar(self, request: Request) -> None:
-        if request.params.grammar is None and request.constraint is None:
-            return
-        if request.constraint is None:  # answering as if there were none is the worst that can be done
+        if request.params.grammar is not None and request.constraint is None:
+            # Answering as if there were none is the worst that can be done.
             raise InvalidRequestError("grammar", "cannot be enforced by this engine; leave it out")
-        if self.config.synthetic_acceptance is not None:
-            raise InvalidRequestError("grammar", "cannot be enforced where drafts are accepted at random")
-
-    def _check_token_ids(self, field: str, tokens: Iterable[int]) -> None:
-        worst = max(tokens, default=0)
-        if worst >= self._vocabulary.size:
-            raise InvalidRequestError(
-                field, f"token id {worst} is outside the vocabulary of {self._vocabulary.size} tokens"
-            )
+        self._limits.check_token_ids("prompt", [int(s.tokens.max()) for s in prompt.segments if not s.is_media])
+        self._limits.check(request.params)
 
     def abort(self, request_id: str, now: float) -> OutputDelta | None:
         """End a request between two steps, keeping what it computed as a reusable prefix. None: it is not there."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from forerun.core.adapters import require_known
+from forerun.core.engine_limits import EngineLimits
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.core.prompt import PromptLayout
 from forerun.core.prompt_text import PromptText
-from forerun.core.request import AUTO, SamplingParams
+from forerun.core.request import SamplingParams
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.errors import ContextExceededError, InvalidRequestError
 from forerun.server.answering import Choice
@@ -32,19 +32,6 @@ class GrammarCheck(Protocol):
     async def check_soon(self, grammar: Grammar, field: str = "grammar") -> None:
         """Raises InvalidRequestError naming `field`, OverloadedError."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What the engine refuses beside what its vocabulary and its context tell: found before a response begins."""
-
-    adapters: frozenset[str] = frozenset()
-    """By their names; others are not known."""
-    fixed_drafts: int = 0
-    """Drafted tokens a step of an engine that measured no costs: none that "auto" could decide by. 0: it has, or drafts
-    nothing."""
-    accepts_at_random: bool = False
-    """Drafts are accepted whatever the model says, so no grammar can be enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +57,18 @@ class Preparation:
         engine: AsyncioEngine,
         chat: ChatFront | None = None,
         grammars: GrammarCheck | None = None,
-        limits: EngineLimits = EngineLimits(),
+        limits: EngineLimits | None = None,
     ) -> None:
-        """`chat` None: the model has no chat template. `grammars` None: none can be enforced."""
+        """`chat` None: the model has no chat template. `grammars` None: none can be enforced. `limits` None: all that
+        the vocabulary has can be asked for."""
         self._engine = engine
         self._chat = chat
         self._grammars = grammars
-        self._limits = limits
+        self._limits = limits or EngineLimits(vocabulary_size=engine.tokenizer.size)
 
     async def prepare(self, job: ChatJob | TextJob) -> Prepared:
         """Raises InvalidRequestError, naming the field."""
-        self._check_params(job.params)
+        self._limits.check(job.params)
         return await (self._prepare_chat(job) if isinstance(job, ChatJob) else self._prepare_texts(job))
 
     async def text(self, job: ChatJob) -> PromptText:
@@ -93,7 +81,7 @@ class Preparation:
             return [await asyncio.to_thread(self._layout_of_text, await self.text(job))]
         layouts = [await self._layout(prompt) for prompt in job.prompts]
         for layout in layouts:
-            self._check_token_ids("prompt", layout.text_tokens.tolist())
+            self._limits.check_token_ids("prompt", [int(layout.text_tokens.max(initial=0))])
         return layouts
 
     @property
@@ -152,20 +140,6 @@ class Preparation:
         if self._limits.accepts_at_random:
             raise InvalidRequestError(field, "cannot be enforced where drafts are accepted at random; leave it out")
         await self._grammars.check_soon(grammar, field)
-
-    def _check_params(self, params: SamplingParams) -> None:
-        """What the engine would refuse when the response has begun."""
-        self._check_token_ids("logit_bias", params.logit_bias)
-        self._check_token_ids("stop_token_ids", params.stop_token_ids)
-        require_known(params.adapter_set, self._limits.adapters)
-        if params.speculation == AUTO and self._limits.fixed_drafts:
-            fixed = f"this server drafts {self._limits.fixed_drafts} tokens a step and has measured no costs"
-            raise InvalidRequestError("speculation", f"cannot be 'auto': {fixed}; give a number, or leave it out")
-
-    def _check_token_ids(self, field: str, tokens: Iterable[int]) -> None:
-        worst, size = max(tokens, default=0), self._engine.tokenizer.size
-        if worst >= size:
-            raise InvalidRequestError(field, f"token id {worst} is outside the vocabulary of {size} tokens")
 
     def _check_size(self, field: str, prompt: str | Sequence[int]) -> None:
         """What is much too long is refused before it is tokenised: megabytes take many seconds."""
