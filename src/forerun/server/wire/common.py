@@ -45,7 +45,11 @@ class SamplingFields(Wire):
 
     temperature: float | None = Field(None, description="0 always takes the likeliest token. Default: 1.")
     top_p: float | None = None
-    seed: int | None = Field(None, description="Same seed, same answer; further choices get seeds that follow from it.")
+    seed: int | None = Field(
+        None,
+        description="Same seed, same answer, but for near ties that rounding decides: a cached prompt or company moves "
+        "it. Further choices get seeds that follow from it.",
+    )
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(
