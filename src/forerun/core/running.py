@@ -65,6 +65,7 @@ class RequestState:
         "sequence",
         "steps",
         "text",
+        "told_progress",
         "waits_for",
     )
 
@@ -117,6 +118,7 @@ class RequestState:
         self.drafted = 0
         self.accepted = 0
         self.steps = 0
+        self.told_progress = 0
         self.draft_steps = 0
         self.is_synthetic = is_synthetic
         self.admitted_at: float | None = None
@@ -272,13 +274,14 @@ class RequestState:
         )
 
     def progress(self) -> OutputDelta | None:
-        """How far the prompt has been read; None where nobody wants to know, or it has been."""
+        """How far the prompt has been read; None where nobody wants to know, or nothing is new: a request that lost its
+        memory reads its prompt again, and goes on telling when it is where it was."""
         total = self.history.prompt_tokens
-        if not self.request.reports_progress or self.history.output_tokens:
+        done = min(self.computed, total)
+        if not self.request.reports_progress or self.history.output_tokens or done <= self.told_progress:
             return None
-        return OutputDelta(
-            self.request.id, "", (), is_synthetic=self.is_synthetic, prefill_done=(min(self.computed, total), total)
-        )
+        self.told_progress = done
+        return OutputDelta(self.request.id, "", (), is_synthetic=self.is_synthetic, prefill_done=(done, total))
 
     def usage(self, now: float) -> Usage:
         arrival = self.request.arrival
