@@ -15,12 +15,11 @@ demo: setup ## Answer one prompt with the default model, SmolLM2-135M
 test: setup ## All tests, with models
 	$(BIN)/python -m pytest -n auto
 
-check: setup ## Format, lint, types, import contracts and the tests that need no model: about 3 minutes
+check: setup ## Format, lint, types and import contracts: everything that runs no test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto -m "not model and not slow"
 
 bench: setup ## All benchmarks, about 20 minutes; prints the tables of docs/benchmarks.md
 	$(BIN)/python -m benchmarks
