@@ -77,6 +77,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
     from forerun.native.runner import LlamaRunner
 
     factory = None if config.drafter is None else find_factory(config.drafter)
+    template = given_template(config)
     found = preflight(config)
     found.require_usable()
     limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
@@ -118,7 +119,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
                 _applied(adapters, contexts),
             ),
             vocabulary=model.vocabulary,
-            chat_template=chat_template(model),
+            chat_template=chat_template(model, template),
             constrain=_constrain(model, loaded),
             model_name=paths[0].name,
             n_ctx=n_ctx,
@@ -198,11 +199,13 @@ class _Wanted:
 def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None = None) -> Check:
     """Everything `preflight` finds, and what drafting can bring here: from costs known, or measured with `measures`.
 
-    Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable.
+    Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable. Raises
+    InvalidConfigError for a chat template that cannot be used.
     """
     from forerun.models.preflight import Finding, Verdict
     from forerun.models.prospects import Check, judge_speed
 
+    given_template(config)
     found = preflight(config)
     if not found.is_usable:
         return Check(found)
@@ -415,16 +418,24 @@ def _scheduler_config(
     )
 
 
-def chat_template(model: LlamaModel) -> ChatRenderer | None:
-    """What writes prompts with a model's own template; None where it has none."""
+def given_template(config: EngineConfig) -> str | None:
+    """The template that users gave instead of the model's own, if any. Raises InvalidConfigError."""
+    from forerun.chat.template_file import read_template
+
+    return None if config.chat_template is None else read_template(config.chat_template)
+
+
+def chat_template(model: LlamaModel, given: str | None = None) -> ChatRenderer | None:
+    """What writes prompts with the template that was given, else the model's own; None where there is none."""
     from forerun.chat.prompts import PromptWriter
     from forerun.chat.templates import ChatTemplate
 
     vocabulary = model.vocabulary
-    if vocabulary.chat_template is None:
+    source = vocabulary.chat_template if given is None else given
+    if source is None:
         return None
     bos, eos = (vocabulary.token_text(token) if token >= 0 else "" for token in (vocabulary.bos, vocabulary.eos))
-    return PromptWriter(ChatTemplate(vocabulary.chat_template, bos, eos), vocabulary.control_tokens)
+    return PromptWriter(ChatTemplate(source, bos, eos), vocabulary.control_tokens)
 
 
 def model_identity(config: EngineConfig, found: Preflight, progress: LoadProgress | None = None) -> ModelIdentity:

@@ -17,7 +17,7 @@ _MAX_INPUTS = 64
 """Of a batch."""
 _SMALLEST_BATCH = 512
 """Tokens of a batch that models with short inputs get, so that several are computed at once."""
-_NOT_FOR_EMBEDDINGS = ("draft", "drafter", "mtp", "cache_dir", "synthetic_acceptance")
+_NOT_FOR_EMBEDDINGS = ("draft", "drafter", "mtp", "cache_dir", "synthetic_acceptance", "chat_template")
 
 
 def is_embedding_model(config: EngineConfig) -> bool:

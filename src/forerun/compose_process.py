@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import fields
 from typing import Any, Final
 
-from forerun.compose import LoadProgress, build, chat_template, preflight
+from forerun.compose import LoadProgress, build, chat_template, given_template, preflight
 from forerun.engine.front_end import FrontEndParts
 from forerun.engine.parts import EngineParts
 from forerun.engine.process import EngineProgram
@@ -38,11 +38,12 @@ def in_own_process(
     from forerun.native.model import LlamaModel
 
     options = plain_options(config)
+    given = given_template(config)
     found = preflight(config)
     found.require_usable()
     model = LlamaModel.load(found.paths[0], vocab_only=True)
     tokenizer = Tokenizer(model.vocabulary)
-    template = chat_template(model)
+    template = chat_template(model, given)
 
     def dispose(reason: str) -> None:
         tokenizer.retire(reason)
@@ -65,7 +66,8 @@ def plain_options(config: EngineConfig) -> dict[str, Any]:
         raise InvalidConfigError(
             "drafter", "an engine in its own process has to find it by name: give 'module:factory', not the object"
         )
-    return {field.name: getattr(config, field.name) for field in fields(config)}
+    # Templates are rendered in front: a process that starts again needs no file that may be gone by then.
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name != "chat_template"}
 
 
 def _wait(worker: RemoteWorker, progress: LoadProgress | None) -> None:

@@ -111,6 +111,8 @@ class EngineConfig:
     """LoRA adapters of the model, GGUF files by the names under which requests select them (SamplingParams.adapters).
     All are loaded at start, and none is applied unless asked for.
     """
+    chat_template: str | None = None
+    """A file with the Jinja template (a Path too) that conversations are written with instead of the model's own."""
     recalibrate: bool = False
     """Measure costs again, also where they are known of this model, build and machine."""
     reuse_prefixes: bool = True
@@ -119,7 +121,7 @@ class EngineConfig:
     """Check every owner's bookkeeping whenever the engine goes idle."""
 
     def __post_init__(self) -> None:
-        for name in ("model", "draft", "cache_dir"):
+        for name in ("model", "draft", "cache_dir", "chat_template"):
             object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
             if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
@@ -222,7 +224,7 @@ def _file_name(name: str, value: object) -> str | None:
     if value is None and name != "model":
         return None
     if not isinstance(value, str | os.PathLike):
-        known = "" if name == "cache_dir" else " or a known name"
+        known = " or a known name" if name in ("model", "draft") else ""
         _refuse(name, f"must be a path{known}, got {value!r}")
     return os.fsdecode(value)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.compose import adapter_digests, chat_template, model_identity, preflight
+from forerun.compose import adapter_digests, chat_template, given_template, model_identity, preflight
 from forerun.core.adapters import AdapterSet
 from forerun.core.cache_report import CacheLookup
 from forerun.core.config import SchedulerConfig
@@ -31,8 +31,11 @@ class PromptReader:
 
 
 @contextmanager
-def prompt_reader(name: str) -> Iterator[PromptReader]:
-    """A model's vocabulary and chat template, without its weights. Raises ModelError."""
+def prompt_reader(name: str, template: str | None = None) -> Iterator[PromptReader]:
+    """A model's vocabulary and chat template, or the one that is given instead, without its weights.
+
+    Raises ModelError.
+    """
     from forerun.models.probe import probe_model
     from forerun.models.resolve import resolve_model
     from forerun.native.model import LlamaModel
@@ -40,7 +43,9 @@ def prompt_reader(name: str) -> Iterator[PromptReader]:
     model = LlamaModel.load(probe_model(resolve_model(name)).path, vocab_only=True)
     try:
         tokenizer = Tokenizer(model.vocabulary)
-        yield PromptReader(Intake(tokenizer, chat_template(model), time.monotonic), tokenizer, model.vocabulary)
+        yield PromptReader(
+            Intake(tokenizer, chat_template(model, template), time.monotonic), tokenizer, model.vocabulary
+        )
     finally:
         model.close()
 
@@ -58,12 +63,13 @@ def look_up_on_disk(
 
     if config.cache_dir is None:
         raise InvalidConfigError("cache_dir", "is not given: name the directory that keeps the prefixes")
+    template = given_template(config)
     directory = CacheDirectory(Path(config.cache_dir), creates=False)
     found = preflight(config)
     found.require_usable()
     identity = model_identity(config, found)
     target = found.candidates[0]
-    with prompt_reader(config.model) as reader:
+    with prompt_reader(config.model, template) as reader:
         scheduler = Scheduler(
             SchedulerConfig(
                 n_ctx=found.usable_limits.n_ctx,

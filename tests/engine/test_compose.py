@@ -46,6 +46,7 @@ from tests.support.tiny_models import TinyModel
         ({"cache_dir": 5}, "cache_dir: must be a path, got 5"),
         ({"cache_dir": ""}, "cache_dir: the name is empty: give the path of a directory"),
         ({"cache_dir": "kv", "cache_ram": 0}, "cache_dir: prefixes reach the disk through host memory, but cache_ram"),
+        ({"chat_template": 5}, "chat_template: must be a path, got 5"),
         ({"model": None}, "model: must be a path or a known name, got None"),
         ({"draft": 5}, "draft: must be a path or a known name, got 5"),
         ({"max_num_seqs": 20, "n_seq_max": 10}, "max_num_seqs: is 20, but there are only n_seq_max = 10 ids"),
@@ -173,6 +174,27 @@ def test_the_context_is_the_models_own_unless_told_otherwise(tiny_dense_path: Pa
             list(engine.generate([[5] * (engine.n_ctx + 1)]))
         assert str(engine.n_ctx) in str(refusal.value)
         assert str(engine.n_ctx + 1) in str(refusal.value)
+
+
+@pytest.mark.model
+def test_a_template_that_is_given_writes_conversations_and_prompts_instead_of_the_models_own(
+    tiny_dense_path: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}")
+    with Engine.load(tiny_dense_path, n_threads=1, chat_template=file) as engine:
+        assert engine.chat_text([{"role": "user", "content": "Hello"}]).text == "[user] Hello"
+        assert engine.tokenizer.shown(engine.prompt("Hello").text_tokens).endswith("[user] Hello")
+
+
+@pytest.mark.model
+def test_a_broken_template_is_refused_before_any_weights_are_loaded(
+    tiny_dense_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.compose._load", lambda *_: pytest.fail("weights were loaded"))
+    (tmp_path / "chat.jinja").write_text("{% if %}")
+    with pytest.raises(InvalidConfigError, match=r"chat_template: .*chat\.jinja is no Jinja template: line 1:"):
+        Engine.load(tiny_dense_path, chat_template=tmp_path / "chat.jinja")
 
 
 @pytest.mark.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_after_kill_9_the_next_turn_finds_its_prefix_on_disk_and_goes_on_alike(
         assert usage_of(again).cached_disk_tokens > 200
         assert again.text == expected
     assert set(seen) <= {smollm2_path.name}
+
+
+def test_a_process_that_starts_again_needs_no_file_of_the_template(tiny_dense_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("[{{ messages[0].content }}]")
+    parts = in_own_process(EngineConfig(model=str(tiny_dense_path), n_threads=1, chat_template=str(file)))
+    worker = parts.worker
+    assert isinstance(worker, RemoteWorker)
+    with Engine(parts) as engine:
+        file.unlink()
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        while worker.health.attempt == 0:
+            time.sleep(0.01)
+        assert engine.chat_text([{"role": "user", "content": "Hello"}]).text == "[Hello]"
+        assert next(engine.chat([{"role": "user", "content": "Hello"}], TEN)).usage is not None
 
 
 def test_a_model_that_is_not_there_is_told_before_a_process_is_started(tmp_path: Path) -> None:

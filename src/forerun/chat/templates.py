@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
@@ -96,6 +96,16 @@ class ChatTemplate:
         except _RUNTIME_ERRORS as error:
             problem = f"the model's chat template failed on them: {type(error).__name__}: {error}"
             raise InvalidRequestError("messages", problem) from error
+
+    def problem(self) -> str | None:
+        """Why it cannot render anything, in a line; None where it compiles."""
+        try:
+            _ = self._compiled
+        except TemplateSyntaxError as error:
+            return f"line {error.lineno}: {error.message}"
+        except (TemplateError, InvalidRequestError, *_RUNTIME_ERRORS) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
 
     @cached_property
     def names(self) -> frozenset[str]:

@@ -76,6 +76,8 @@ Examples:
 
     forerun serve large.gguf --draft small.gguf --alias gpt-4o --port 8000
 
+    forerun serve model.gguf --chat-template chat_template.jinja
+
     FORERUN_API_KEY=... forerun serve model.gguf --host 0.0.0.0
 """
 

@@ -112,6 +112,9 @@ class ModelOptions:
         list[str] | None,
         _model(metavar="NAME=FILE", help="A LoRA adapter (GGUF) that requests may select; may be repeated."),
     ] = None
+    chat_template: Annotated[
+        str | None, _model(metavar="FILE", help="A Jinja template for conversations, instead of the model's own.")
+    ] = None
     n_ctx: Annotated[
         int | None,
         _model("--n-ctx", help="Tokens of memory. Default: the model's own, at most 8192."),
@@ -144,6 +147,7 @@ class ModelOptions:
             speculation=self.speculation,
             synthetic_acceptance=self.synthetic_acceptance,
             adapters=dict(map(_adapter_file, self.adapter or ())),
+            chat_template=self.chat_template,
             n_ctx=self.n_ctx,
             n_threads=self.threads,
             cache_ram=None if self.cache_ram is None else parse_size("cache_ram", self.cache_ram),

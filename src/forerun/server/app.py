@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from forerun.errors import ForerunError
@@ -30,13 +31,17 @@ _ROUTERS: Final = (
     text_routes.router,
     cache_routes.router,
 )
+_NO_ICON: Final = "data:,"
 _DESCRIPTION: Final = "OpenAI's and Anthropic's APIs on llama.cpp models. Fields: docs/openai-compat.md."
 
 
 def create_app(backend: Backend) -> FastAPI:
     """The application on a backend, which may still be loading."""
     settings = backend.settings
-    app = FastAPI(title="Forerun", version=VERSION, description=_DESCRIPTION)
+    # Swagger's scripts come from the server itself: its page works without internet, and tells nobody that it is read.
+    app = FastAPIOffline(
+        title="Forerun", version=VERSION, description=_DESCRIPTION, redoc_url=None, favicon_url=_NO_ICON
+    )
     app.state.backend = backend
     app.state.settings = settings
     for router in _ROUTERS:
