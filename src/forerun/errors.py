@@ -63,6 +63,18 @@ class IncompatibleDraftError(ModelError):
     """The draft model cannot draft for the target; names both models and the first difference."""
 
 
+class CatalogError(ModelError):
+    """A catalog of models says something that is malformed or contradicts itself.
+
+    `file` is the catalog's, `field` the path of what is wrong in it ("models[2].files[0].sha256"), "" for all of it.
+    """
+
+    def __init__(self, file: str, field: str, problem: str) -> None:
+        super().__init__(f"{file}: {field}: {problem}" if field else f"{file}: {problem}")
+        self.file = file
+        self.field = field
+
+
 class EngineError(ForerunError):
     """The engine could not go on with a request: a failed step, or an engine that has stopped."""
 
