@@ -4,12 +4,14 @@ template, and the worker that keeps the process going."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from forerun.compose import LoadProgress, build, chat_template, given_template, preflight
 from forerun.engine.front_end import FrontEndParts
+from forerun.engine.health import EngineHealth
 from forerun.engine.parts import EngineParts
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteLimits, RemoteWorker
@@ -50,7 +52,7 @@ def in_own_process(
         model.close()
 
     worker = RemoteWorker(EngineProgram(f"{__name__}:build_from", options), limits or RemoteLimits(), dispose=dispose)
-    _wait(worker, progress)
+    wait_until_started(worker, progress)
     return FrontEndParts(
         worker=worker,
         tokenizer=tokenizer,
@@ -70,16 +72,28 @@ def plain_options(config: EngineConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name != "chat_template"}
 
 
-def _wait(worker: RemoteWorker, progress: LoadProgress | None) -> None:
+class Starting(Protocol):
+    """What has a process that loads a model."""
+
+    started: Future[Any]
+
+    @property
+    def health(self) -> EngineHealth: ...
+
+    def close(self) -> None: ...
+
+
+def wait_until_started(one: Starting, progress: LoadProgress | None) -> None:
+    """Until its model is loaded; closes it where that fails, and raises why."""
     while True:
         try:
-            worker.started.result(_LOOKS)
+            one.started.result(_LOOKS)
         except NotYet:
-            health = worker.health
+            health = one.health
             if progress is not None and health.loading:
                 progress(health.loading, health.progress)
         except BaseException:
-            worker.close()
+            one.close()
             raise
         else:
             return

@@ -11,10 +11,12 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from forerun.compose_embeddings import is_embedding_model, open_embedding_engine
 from forerun.engine.embedding import EmbeddingEngine
+from forerun.engine.remote_embedder import EMBEDDING_CHILD
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
 from forerun.server.app import create_app
@@ -182,6 +184,37 @@ def test_a_client_that_leaves_has_what_is_left_dropped(engine: EmbeddingEngine) 
             assert "0 open, 0 tokens" in repr(engine)
 
     asyncio.run(main())
+
+
+def test_kill_9_of_the_engine_ends_what_it_computes_and_nothing_else(engine: EmbeddingEngine) -> None:
+    """Health says how it died. What was in its batch is computed again, one by one; it may be asked for again."""
+
+    async def main() -> None:
+        async with client_of(engine) as client:
+            (before,) = engine_processes()
+            asking = asyncio.create_task(
+                client.post("/v1/embeddings", json={"model": MODEL, "input": [[20] * 128] * 2000})
+            )
+            while "1 open" not in repr(engine):
+                await asyncio.sleep(0.002)
+            before.kill()
+            told = await client.get("/health")
+            while told.json()["status"] == "ok":
+                await asyncio.sleep(0.002)
+                told = await client.get("/health")
+            assert (told.status_code, told.json()["status"]) == (503, "restarting")
+            assert "SIGKILL" in told.json()["reason"]
+            assert (await asking).status_code == 200
+            assert vectors_of(await client.post("/v1/embeddings", json={"model": MODEL, "input": "a"})).shape == (1, 64)
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            (after,) = engine_processes()
+            assert after.pid != before.pid
+
+    asyncio.run(main())
+
+
+def engine_processes() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if EMBEDDING_CHILD in one.cmdline()]
 
 
 def test_files_say_whether_they_embed(encoder: Path, tiny_dense_path: Path, tiny_model: MakeTinyModel) -> None:

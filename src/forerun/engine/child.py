@@ -2,28 +2,24 @@
 
     main thread reads commands ──► CompilingIntake ──► engine thread ──► Outbox ──► writer thread
 
-It is started by `engine.process` alone, and ends with the process that started it. Ctrl-C and a service manager's
-SIGTERM reach the whole group of processes, and are for the front end, which stops this one in order.
+It is started by `engine.process` alone, and ends with the process that started it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-import logging
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from forerun.core.request import OutputDelta
 from forerun.engine import messages
+from forerun.engine.child_start import begin, built
 from forerun.engine.compiling_intake import CompilingIntake
 from forerun.engine.connection import Connection
 from forerun.engine.loop import EngineLoop
@@ -35,28 +31,18 @@ from forerun.engine.messages import (
     Command,
     Deltas,
     Failed,
-    Loading,
     Ready,
     Report,
-    Start,
     Submit,
 )
 from forerun.engine.parts import EngineParts
 from forerun.engine.worker import EngineWorker
-from forerun.errors import EngineClosedError, EngineError, ForerunError, InvalidConfigError
+from forerun.errors import EngineClosedError, EngineError, ForerunError
 
-logger = logging.getLogger(__name__)
-
-Progress: TypeAlias = Callable[[str, float], None]
-Factory: TypeAlias = Callable[[Mapping[str, Any], Progress], EngineParts]
-"""Builds an engine. Raises ForerunError."""
-
-_PR_SET_PDEATHSIG: Final = 1
 _UNSENT_STEPS: Final = 4096
 """The engine waits where so many steps were not read: the front end is stopped, nobody reads."""
 _LAST_SECONDS: Final = 10
 """That an engine whose front end is gone may take to end."""
-_SMALLEST_PROGRESS: Final = 0.01
 
 
 class Outbox:
@@ -107,19 +93,13 @@ class Outbox:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the front end at the other end of a socket until it says so or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_with_parent(int(arguments[1]))
-    connection = Connection(socket.socket(fileno=int(arguments[0])), messages.commands())
-    start = connection.receive()
-    if not isinstance(start, Start):
+    begun = begin(arguments)
+    if begun is None:
         return 1
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    for name, level in start.log_levels.items():
-        logging.getLogger(name).setLevel(level)
+    connection, start = begun
     outbox = Outbox(connection, start.beat)
     try:
-        parts = _built(start, outbox)
+        parts: EngineParts = built(start, outbox.put)
     except ForerunError as error:
         outbox.put(Failed(messages.wire_error(error)))
         outbox.close()
@@ -172,45 +152,6 @@ def _answer(number: int, done: Future[Any]) -> messages.Answer:
     if error is None:
         return messages.answered(number, done.result())
     return messages.failed(number, error)
-
-
-def _built(start: Start, outbox: Outbox) -> EngineParts:
-    """The engine that the front end wants. Raises ForerunError, for whatever the factory raises."""
-    sys.path.extend(folder for folder in start.path if folder not in sys.path)
-    told: dict[str, float] = {}
-
-    def progress(what: str, share: float) -> None:
-        if share >= 1.0 or abs(share - told.get(what, -1.0)) >= _SMALLEST_PROGRESS:
-            told[what] = share
-            outbox.put(Loading(what, share))
-
-    factory = find_factory(start.factory)
-    try:
-        return factory(start.options, progress)
-    except ForerunError:
-        raise
-    except Exception as error:
-        logger.exception("the engine could not be built")
-        raise EngineError(f"the engine could not be built: {type(error).__name__}: {error}") from error
-
-
-def find_factory(path: str) -> Factory:
-    """The function at "module:name". Raises InvalidConfigError."""
-    module, _, name = path.partition(":")
-    try:
-        factory: Factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfigError("factory", f"{path!r} cannot be imported: {error}") from error
-    return factory
-
-
-def _end_with_parent(parent: int) -> None:
-    """Have the system end this process when the thread that started it is gone. Elsewhere the socket's end does."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,15 @@ from forerun.core.prompt import Tokens
 from forerun.engine.health import READY, EngineHealth, EngineState
 from forerun.engine.parts import TextVocabulary
 from forerun.engine.tokenizer import Tokenizer
-from forerun.errors import EngineClosedError, EngineError, OverloadedError, StepFailedError
+from forerun.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    ForerunError,
+    InvalidRequestError,
+    OverloadedError,
+    StepFailedError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +48,32 @@ _UNKNOWN_WAIT = 2.0
 class Embedder(Protocol):
     """Turns texts into vectors. Used by one thread."""
 
-    n_ctx: int
-    """Tokens of one input at most."""
-    max_inputs: int
-    """Inputs of a batch at most."""
-    max_batch_tokens: int
-    """Tokens of a batch at most; no less than n_ctx."""
-    dimensions: int
-    """Numbers of a vector."""
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of one input at most."""
+        ...
+
+    @property
+    def max_inputs(self) -> int:
+        """Inputs of a batch at most."""
+        ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Tokens of a batch at most; no less than n_ctx."""
+        ...
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
+        ...
 
     def embed(self, inputs: Sequence[Tokens]) -> Vectors:
-        """A vector of length 1 for each input, shape (inputs, dimensions). Raises EngineError."""
+        """A vector of length 1 for each input, shape (inputs, dimensions).
+
+        Raises EngineError, InvalidRequestError for an input that is not to be tried again, OverloadedError where it
+        cannot be tried now.
+        """
         ...
 
     def close(self) -> None: ...
@@ -65,6 +88,10 @@ class EmbeddingParts:
     model_name: str
     max_queue: int = 64
     """Jobs that may be open; one more is refused."""
+    health: Callable[[], EngineHealth] = lambda: READY
+    """The embedder's; any thread."""
+    interrupt: Callable[[], None] = lambda: None
+    """Cuts a running batch short; any thread. Called when the engine closes."""
     dispose: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
@@ -144,6 +171,8 @@ class _Work:
     def __init__(self, parts: EmbeddingParts, retire: Callable[[str], None]) -> None:
         self._embedder = parts.embedder
         self._max_queue = parts.max_queue
+        self._embedder_health = parts.health
+        self._interrupt = parts.interrupt
         self._dispose = parts.dispose
         self._clock = parts.clock
         self._retire = retire
@@ -163,7 +192,7 @@ class _Work:
     @property
     def health(self) -> EngineHealth:
         if self._ended is None:
-            return READY
+            return self._embedder_health()
         return EngineHealth(EngineState.CLOSED if self._ended == _CLOSED else EngineState.FAILED, self._ended)
 
     def submit(self, inputs: Sequence[Tokens]) -> Future[Vectors]:
@@ -197,6 +226,7 @@ class _Work:
         with self._changed:
             self._ended = self._ended or _CLOSED
             self._changed.notify()
+        self._interrupt()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -252,21 +282,26 @@ class _Work:
         begun = self._clock()
         try:
             vectors = self._embedder.embed([job.inputs[index] for job, index in batch])
-        except EngineError as error:
+        except (EngineError, InvalidRequestError) as error:
             self._retry_alone(batch, error)
+            return
+        except OverloadedError as error:
+            for job, _ in batch:
+                job.end(error)
             return
         self._learn_rate(sum(len(job.inputs[index]) for job, index in batch), self._clock() - begun)
         for (job, index), vector in zip(batch, vectors, strict=True):
             job.put(index, vector)
 
-    def _retry_alone(self, batch: Sequence[_Item], error: EngineError) -> None:
+    def _retry_alone(self, batch: Sequence[_Item], error: EngineError | InvalidRequestError) -> None:
         """Who fails alone fails; the others of a failed batch do not notice."""
-        if len(batch) > 1:
-            for item in batch:
-                self._compute([item])
+        if len(batch) == 1:
+            job, index = batch[0]
+            job.end(_own_failure(index, error))
             return
-        job, index = batch[0]
-        job.end(StepFailedError(f"input {index} could not be embedded: {error}"))
+        for item in batch:
+            if not item[0].answer.done():
+                self._compute([item])
 
     def _learn_rate(self, tokens: int, seconds: float) -> None:
         if seconds <= 0:
@@ -286,6 +321,16 @@ class _Work:
             self._dispose()
         except Exception:
             logger.exception("the embedding engine could not free everything it held")
+
+
+def _own_failure(index: int, error: EngineError | InvalidRequestError) -> ForerunError:
+    """What a job is told of an input that failed alone."""
+    match error:
+        case InvalidRequestError():
+            return InvalidRequestError(f"input[{index}]", error.reason)
+        case EngineDiedError() | EngineClosedError():
+            return error
+    return StepFailedError(f"input {index} could not be embedded: {error}")
 
 
 def _tokens(job: _Job) -> int:

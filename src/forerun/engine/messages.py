@@ -3,6 +3,9 @@
     front end   Start, then Submit, Abort, Ask, Close      ──►
                 ◄──  Loading, then Ready or Failed; then Deltas (one a step), Answer, Beat      engine
 
+    front end   Start, then Embed, one at a time  ──►
+                ◄──  Loading, then EmbedderReady or Failed; then Embedded                       embedding engine
+
     [ length: 4 bytes, little endian | msgpack ]
 
 Nothing is pickled: each message is decoded into the types it is declared with. Prompts are the bytes of their token
@@ -71,6 +74,13 @@ class Close(_Message, frozen=True):
     pass
 
 
+class Embed(_Message, frozen=True):
+    """Compute vectors, as one batch. For the process of an embedding engine, which is given nothing else."""
+
+    inputs: tuple[bytes, ...]
+    """Token ids."""
+
+
 class Loading(_Message, frozen=True):
     what: str
     share: float
@@ -117,8 +127,25 @@ class Beat(_Message, frozen=True):
     """How long the step that goes on has taken; None where there is no work."""
 
 
-Command: TypeAlias = Start | Submit | Abort | Ask | Close
-Report: TypeAlias = Loading | Ready | Failed | Deltas | Answer | Beat
+class EmbedderReady(_Message, frozen=True):
+    """What `embedding.Embedder` says of itself."""
+
+    n_ctx: int
+    max_inputs: int
+    max_batch_tokens: int
+    dimensions: int
+
+
+class Embedded(_Message, frozen=True):
+    """What came of the batch: a vector for each input, one after the other, or why there is none."""
+
+    vectors: bytes
+    """float32."""
+    error: WireError | None = None
+
+
+Command: TypeAlias = Start | Submit | Abort | Ask | Close | Embed
+Report: TypeAlias = Loading | Ready | Failed | Deltas | Answer | Beat | EmbedderReady | Embedded
 
 QUESTIONS: Final[Mapping[str, type[Question[Any]]]] = {
     kind.__name__: kind for kind in (LookUp, Pin, ClearCache, Explain, Stats, Counts)

@@ -16,7 +16,7 @@ from forerun.engine import messages
 from forerun.engine.connection import Connection
 from forerun.engine.messages import Command, Report, Start
 
-_CHILD: Final = "forerun.engine.child"
+ENGINE_CHILD: Final = "forerun.engine.child"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class EngineProgram:
     """Plain values: text, numbers, lists and maps of them."""
     beat: float = 1.0
     """Seconds between two signs of life."""
+    child: str = ENGINE_CHILD
+    """The module that is run."""
 
     def start(self) -> EngineProcess:
         """Start a process that builds this engine.
@@ -37,7 +39,7 @@ class EngineProgram:
         """
         own, child_s = socket.socketpair()
         with child_s:
-            command = [sys.executable, "-P", "-m", _CHILD, str(child_s.fileno()), str(os.getpid())]
+            command = [sys.executable, "-P", "-m", self.child, str(child_s.fileno()), str(os.getpid())]
             popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[child_s.fileno()])
         process = EngineProcess(popen, Connection(own, messages.reports()))
         start = Start(self.factory, self.options, tuple(filter(None, sys.path)), _log_levels(), self.beat)
