@@ -443,17 +443,17 @@ def model_identity(config: EngineConfig, found: Preflight, progress: LoadProgres
 
     Raises ModelLoadError.
     """
-    from forerun.models.model_identity import ModelIdentity, is_beyond_training, model_digest
+    from forerun.models.model_identity import ModelIdentity, is_beyond_training
+    from forerun.models.package import bundle_of
     from forerun.native.build import library_build
 
     target, *drafts = found.candidates
     limits = found.usable_limits
     contexts = zip(found.candidates, (limits.n_ctx, limits.draft_n_ctx), strict=False)
-    draft = next(("mtp" if one.is_mtp else model_digest(one.header, progress) for one in drafts), "")
+    draft = next((one.header for one in drafts if not one.is_mtp), None)
     return ModelIdentity(
-        target=model_digest(target.header, progress),
+        bundle=bundle_of(target.header, draft, has_mtp=found.with_mtp, progress=progress),
         target_name=target.header.path.name,
-        draft=draft,
         draft_name=next((one.name for one in drafts), ""),
         build=library_build(),
         settings=_context_params(config, limits.n_ctx, target.memory).numbers(),

@@ -13,11 +13,13 @@ import pytest
 from forerun.compose import model_identity, preflight
 from forerun.engine_config import EngineConfig
 from forerun.errors import ModelLoadError
+from forerun.models.catalog_format import Method
 from forerun.models.file_digest import file_digest
 from forerun.models.model_identity import ModelIdentity
+from forerun.models.package import EMBEDDED, Bundle
 
 IDENTITY = ModelIdentity(
-    target="ab" * 32,
+    bundle=Bundle("package_ab"),
     target_name="a.gguf",
     build="llama-cpp-python 0.3.36",
     settings={"type_k": 1, "type_v": 1, "rope_freq_base": 0.0, "n_ctx": 8192, "n_threads": 2},
@@ -35,9 +37,9 @@ def test_a_key_is_32_hexadecimal_digits() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(IDENTITY, target="ba" * 32),
-        dataclasses.replace(IDENTITY, draft="ab" * 32),
-        dataclasses.replace(IDENTITY, draft="mtp"),
+        dataclasses.replace(IDENTITY, bundle=Bundle("package_ba")),
+        dataclasses.replace(IDENTITY, bundle=Bundle("package_ab", Method.DRAFT, "package_ab")),
+        dataclasses.replace(IDENTITY, bundle=Bundle("package_ab", Method.MTP, EMBEDDED)),
         dataclasses.replace(IDENTITY, build="llama-cpp-python 0.3.37"),
         dataclasses.replace(IDENTITY, beyond_training=(True,)),
         changed(type_k=8),

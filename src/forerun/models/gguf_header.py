@@ -11,12 +11,14 @@ arrays (vocabularies) stay raw bytes and are decoded when asked for.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from forerun.errors import ModelFileError
 from forerun.models.gguf_types import (
@@ -26,10 +28,12 @@ from forerun.models.gguf_types import (
     MAX_ELEMENTS,
     MAX_KEY_BYTES,
     MAX_KEYS,
+    MAX_SHOWN_TEXT_BYTES,
+    MAX_TENSOR_NAME_BYTES,
     MAX_TENSORS,
     SCALARS,
     SUPPORTED_VERSIONS,
-    TENSOR_BLOCKS,
+    TENSOR_TYPES,
     ValueType,
 )
 from forerun.models.header_reader import HeaderReader
@@ -86,13 +90,12 @@ class TensorInfo:
     @property
     def size(self) -> int | None:
         """Bytes of the tensor's data."""
-        if self.type not in TENSOR_BLOCKS:
-            return None
-        elements, size = TENSOR_BLOCKS[self.type]
-        total = 1
-        for dimension in self.shape:
-            total *= dimension
-        return -(-total // elements) * size
+        kind = TENSOR_TYPES.get(self.type)
+        return None if kind is None else -(-self.elements // kind.elements) * kind.nbytes
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -155,14 +158,19 @@ def read_header(path: Path) -> GgufHeader:
     truncated. Whether it is a usable model is for `read_model_header` to say.
     """
     with open_model_file(path) as (file, file_size):
-        reader = HeaderReader(file, path, file_size)
-        version = _version(reader, file_size)
-        tensor_count = _count(reader, "tensors", MAX_TENSORS)
-        key_count = _count(reader, "metadata keys", MAX_KEYS)
-        metadata = _metadata(reader, key_count)
-        alignment = _alignment(reader, metadata)
-        tensors = _tensors(reader, tensor_count, alignment)
-        data_start = -(-reader.position // alignment) * alignment
+        return parse_header(file, path, file_size)
+
+
+def parse_header(file: BinaryIO, path: Path, file_size: int) -> GgufHeader:
+    """The same of a file that is open. Raises ModelFileError."""
+    reader = HeaderReader(file, path, file_size)
+    version = _version(reader, file_size)
+    tensor_count = _count(reader, "tensors", MAX_TENSORS)
+    key_count = _count(reader, "metadata keys", MAX_KEYS)
+    metadata = _metadata(reader, key_count)
+    alignment = _alignment(reader, metadata)
+    tensors = _tensors(reader, tensor_count, alignment)
+    data_start = -(-reader.position // alignment) * alignment
     return GgufHeader(path, version, file_size, MappingProxyType(metadata), tensors, data_start)
 
 
@@ -207,7 +215,7 @@ def _metadata(reader: HeaderReader, count: int) -> dict[str, Value]:
 def _name(reader: HeaderReader, limit: int) -> str:
     raw = reader.string(limit)
     try:
-        return raw.decode()
+        return reader.text(raw, "strict")
     except UnicodeDecodeError:
         reader.malformed(f"a name that is not UTF-8: {raw[:40]!r}")
 
@@ -215,7 +223,8 @@ def _name(reader: HeaderReader, limit: int) -> str:
 def _value(reader: HeaderReader) -> Value:
     kind = _value_type(reader)
     if kind is ValueType.STRING:
-        return reader.string().decode(errors="replace")
+        raw = reader.string()
+        return reader.text(raw) if len(raw) <= MAX_SHOWN_TEXT_BYTES else RawArray(ValueType.UINT8, len(raw), raw)
     if kind is ValueType.ARRAY:
         return _array(reader)
     return reader.unpack(SCALARS[kind])
@@ -227,7 +236,7 @@ def _array(reader: HeaderReader) -> RawArray:
         reader.malformed("an array of arrays, which no model uses")
     if element is ValueType.STRING:
         return RawArray(element, count, reader.raw_strings(count))
-    return RawArray(element, count, reader.take(count * struct.calcsize("<" + SCALARS[element])))
+    return RawArray(element, count, reader.raw_numbers(count, struct.calcsize("<" + SCALARS[element])))
 
 
 def _value_type(reader: HeaderReader) -> ValueType:
@@ -250,7 +259,7 @@ def _tensors(reader: HeaderReader, count: int, alignment: int) -> tuple[TensorIn
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
         reader.where = f"tensor {index + 1} of {count}"
-        name = _name(reader, MAX_KEY_BYTES)
+        name = _name(reader, MAX_TENSOR_NAME_BYTES)
         reader.where = f"tensor {name!r}"
         if name in tensors:
             reader.malformed("the tensor appears twice")
@@ -263,10 +272,7 @@ def _tensor(reader: HeaderReader, name: str, alignment: int) -> TensorInfo:
     if dimensions > MAX_DIMENSIONS:
         reader.malformed(f"{dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed")
     shape = tuple(reader.u64() for _ in range(dimensions))
-    elements = 1
-    for dimension in shape:
-        elements *= dimension
-    if elements > MAX_ELEMENTS or max(shape, default=1) > MAX_ELEMENTS:
+    if math.prod(shape) > MAX_ELEMENTS or max(shape, default=1) > MAX_ELEMENTS:
         reader.malformed(f"shape {list(shape)} has more elements than 64 bits can count")
     kind, offset = reader.u32(), reader.u64()
     if offset % alignment:

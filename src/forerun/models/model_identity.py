@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from forerun.models.file_digest import Progress, file_digest
 from forerun.models.gguf_header import GgufHeader
+from forerun.models.package import Bundle
 
-_FIRST_PART: Final = re.compile(r"(.*)-00001-of-\d{5}\.gguf")
 _KEY_DIGITS: Final = 32
 # Sizes, threads and places: they change how fast KV is computed, or how much fits, and its last bits at most.
 _NOT_KV: Final = frozenset(
@@ -25,12 +23,10 @@ _NOT_KV: Final = frozenset(
 class ModelIdentity:
     """A target, what drafts for it, and how both are run."""
 
-    target: str
-    """SHA-256 of its file, of all parts where it has several."""
+    bundle: Bundle
+    """Their files, by content."""
     target_name: str
-    """Its file's name, for people."""
-    draft: str = ""
-    """The same of the draft model; "mtp" for the target's own head, "" for none."""
+    """The target's file, for people."""
     draft_name: str = ""
     build: str
     """Version and features of llama.cpp: what a state looks like is its own affair."""
@@ -45,13 +41,19 @@ class ModelIdentity:
     def key(self) -> str:
         """32 hexadecimal digits over all that matters, names aside."""
         settings = {name: value for name, value in self.settings.items() if name not in _NOT_KV}
-        parts = [1, self.target, self.draft, self.build, settings, list(self.beyond_training)]
+        parts = [2, self.bundle.key, self.build, settings, list(self.beyond_training)]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
     def description(self) -> dict[str, str]:
         """What the key stands for, for people."""
-        return {"target": self.target_name, "draft": self.draft_name, "build": self.build, "sha256": self.target}
+        return {
+            "target": self.target_name,
+            "draft": self.draft_name,
+            "build": self.build,
+            "package": self.bundle.target,
+            "bundle": self.bundle.key,
+        }
 
 
 def is_beyond_training(header: GgufHeader, n_ctx: int) -> bool:
@@ -61,13 +63,3 @@ def is_beyond_training(header: GgufHeader, n_ctx: int) -> bool:
     """
     trained = header.hparam("rope.scaling.original_context_length") or header.hparam("context_length")
     return isinstance(trained, int) and n_ctx > trained
-
-
-def model_digest(header: GgufHeader, progress: Progress | None = None) -> str:
-    """SHA-256 of a model's file; of the digests of all parts where it has several. Raises ModelLoadError."""
-    count = header.integer("split.count") or 1
-    match = _FIRST_PART.fullmatch(header.path.name)
-    if count == 1 or match is None:
-        return file_digest(header.path, progress)
-    parts = [header.path.with_name(f"{match[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
-    return hashlib.sha256("".join(file_digest(part, progress) for part in parts).encode()).hexdigest()

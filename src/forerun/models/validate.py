@@ -27,12 +27,17 @@ def read_model_header(path: Path) -> GgufHeader:
     Raises ModelNotFoundError or ModelFileError, naming the path and the kind of fault.
     """
     header = read_header(path)
+    check_model_header(header)
+    return header
+
+
+def check_model_header(header: GgufHeader) -> None:
+    """Whether a header is that of a language model, whole. Raises ModelFileError."""
     _check_kind(header)
     _check_part(header)
     _check_keys(header)
     _check_epsilons(header)
     _check_complete(header)
-    return header
 
 
 def _check_kind(header: GgufHeader) -> None:
