@@ -103,12 +103,18 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
         costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
+        pace = costs.target if costs else _pace(config, context, progress)
         tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         return EngineParts(
             scheduler=Scheduler(
-                scheduler_config, model.vocabulary, costs=costs, lookups=lookups, stored=tiers.found if tiers else ()
+                scheduler_config,
+                model.vocabulary,
+                costs=costs,
+                pace=pace,
+                lookups=lookups,
+                stored=tiers.found if tiers else (),
             ),
             runner=LlamaRunner(
                 context,
@@ -335,6 +341,18 @@ def _costs(config: EngineConfig, contexts: Sequence[LlamaContext], progress: Loa
     return StepCosts(target, draft[0] if draft else None)
 
 
+def _pace(config: EngineConfig, context: LlamaContext, progress: LoadProgress | None) -> LiveCosts | None:
+    """What the target costs here where drafts do not need it: measured if steps are to keep to a latency, else as known
+    from before, if it is."""
+    from forerun.models.cost_cache import CostCache
+    from forerun.native.calibration import calibration_key
+
+    if config.target_itl_ms is not None or config.recalibrate:
+        return LiveCosts(cost_curve(context, config, progress))
+    curve = CostCache.of_user().get(calibration_key(context.model.path, context.params, config.n_gpu_layers))
+    return None if curve is None else LiveCosts(curve)
+
+
 def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
     found = preflight(config)
@@ -405,6 +423,7 @@ def _scheduler_config(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue=config.max_queue,
+        target_itl_ms=config.latency_ms,
         speculation=config.draft_tokens,
         suffix_tokens=config.suffix_tokens,
         draft_n_ctx=limits.draft_n_ctx,

@@ -43,6 +43,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "cache_disk": (1, 2**60),
 }
 _OPTIONAL = {"n_ctx", "draft_n_ctx", "n_seq_max", "n_threads", "speculation", "cache_ram"}
+MAX_TARGET_ITL_MS = 60_000.0
 DEFAULT_CACHE_DISK = 16 * 2**30
 
 
@@ -113,6 +114,11 @@ class EngineConfig:
     """
     chat_template: str | None = None
     """A file with the Jinja template (a Path too) that conversations are written with instead of the model's own."""
+    target_itl_ms: float | Literal["auto"] | None = None
+    """Milliseconds between two tokens of an answer at most while other prompts are computed beside it. "auto": chosen
+    from what decodes cost here, which is measured where it is not known yet (a few seconds, once). None: the same where
+    it is known, else 128 rows of prompts a step.
+    """
     recalibrate: bool = False
     """Measure costs again, also where they are known of this model, build and machine."""
     reuse_prefixes: bool = True
@@ -127,6 +133,7 @@ class EngineConfig:
             if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
                 _check(name, getattr(self, name), low, high)
         _check_share("synthetic_acceptance", self.synthetic_acceptance)
+        _check_latency("target_itl_ms", self.target_itl_ms)
         self._check_cache()
         object.__setattr__(self, "adapters", _adapter_files(self.adapters))
         if self.mtp is not None and not isinstance(self.mtp, bool):
@@ -212,6 +219,11 @@ class EngineConfig:
         return self.speculation if isinstance(self.speculation, int) else 0
 
     @property
+    def latency_ms(self) -> float | None:
+        """The target latency in milliseconds; None: a choice from what decodes cost."""
+        return None if self.target_itl_ms == AUTO else self.target_itl_ms
+
+    @property
     def drafts_by_gain(self) -> bool:
         """Whether draft lengths follow measured costs."""
         drafters = (self.draft, self.mtp or None, self.drafter, self.synthetic_acceptance)
@@ -265,6 +277,15 @@ def _check_share(name: str, value: object) -> None:
         _refuse(name, f"must be a number, got {value!r}")
     if not 0 <= value <= 1:  # also refuses NaN
         _refuse(name, f"must lie between 0 and 1, got {value}")
+
+
+def _check_latency(name: str, value: object) -> None:
+    if value is None or value == AUTO:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(name, f"must be milliseconds or {AUTO!r}, got {value!r}")
+    if not 1 <= value <= MAX_TARGET_ITL_MS:  # also refuses NaN
+        _refuse(name, f"must lie between 1 and {MAX_TARGET_ITL_MS:g} ms, got {value}")
 
 
 def _refuse(name: str, message: str) -> NoReturn:

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from forerun.cli.curve_plot import curve_plot
+from forerun.cli.serve_options import ServeOptions
 from forerun.core.costs import CostCurve
 from forerun.engine_config import EngineConfig
 from tests.cli.conftest import Forerun
@@ -32,12 +33,20 @@ def test_curves_are_shown_as_tables_and_always_measured_anew(forerun: Forerun, m
         assert shown in " ".join(result.stdout.split())
     bars = [line.count("█") for line in result.stdout.splitlines() if "█" in line]
     assert bars == [40, 20, 40], "a row among eight costs half of a lone one"
+    assert "m.gguf: a token every 50 ms beside others' prompts" in " ".join(result.stderr.split())
 
 
 def test_speculation_is_automatic_off_or_a_number(forerun: Forerun) -> None:
     result = forerun("run", "m.gguf", "ab", "--speculation", "sometimes")
     assert result.exit_code == 2
     assert "'auto', 'off' or a whole number" in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_target_latency_is_auto_or_milliseconds(forerun: Forerun) -> None:
+    result = forerun("serve", "m.gguf", "--target-itl-ms", "soon")
+    assert result.exit_code == 2
+    assert "'auto' or milliseconds, for instance 400, got 'soon'" in " ".join(result.stderr.replace("│", " ").split())
+    assert ServeOptions().target_itl_ms == "auto", "a server measures what it has to keep to"
 
 
 TARGET = CostCurve(

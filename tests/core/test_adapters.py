@@ -218,7 +218,7 @@ def test_a_set_whose_requests_have_ended_loses_its_turn() -> None:
 
 
 def test_a_set_waits_for_each_other_set_once_however_many_new_ones_come() -> None:
-    turns = AdapterTurns(lambda: BatchPlanner(8, rows_beside_decode=8, quantum=8))
+    turns = AdapterTurns(lambda: BatchPlanner(quantum=8))
     old = adapter_set("old")
     waited = 0
     for step in range(50):

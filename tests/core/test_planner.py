@@ -13,9 +13,7 @@ demand_lists = st.lists(
     max_size=8,
     unique_by=lambda demand: demand.key,
 )
-planners = st.builds(
-    BatchPlanner, st.integers(1, 32), rows_beside_decode=st.integers(1, 32), quantum=st.integers(1, 12)
-)
+planners = st.builds(BatchPlanner, quantum=st.integers(1, 12))
 
 
 @given(planners, st.lists(st.tuples(demand_lists, st.integers(0, 32)), max_size=6))
@@ -69,34 +67,29 @@ def test_prefill_ends(planner: BatchPlanner, demands: list[PrefillDemand], budge
 
 
 def test_a_media_span_that_never_fits_beside_others_gets_a_step_of_its_own() -> None:
-    planner = BatchPlanner(128, rows_beside_decode=128, quantum=64)
+    planner = BatchPlanner(quantum=64)
     demands = [PrefillDemand(1, 10_000), PrefillDemand(2, 576, whole=True), PrefillDemand(3, 10_000)]
     assert [planner.share(demands, 128) for _ in range(3)] == [{1: 64, 3: 64}, {2: 576}, {3: 64, 1: 64}]
 
 
 def test_text_takes_turns_of_one_quantum() -> None:
-    planner = BatchPlanner(100, rows_beside_decode=100, quantum=10)
+    planner = BatchPlanner(quantum=10)
     demands = [PrefillDemand(key, 1000) for key in range(4)]
     assert [planner.share(demands, 20) for _ in range(3)] == [{0: 10, 1: 10}, {2: 10, 3: 10}, {0: 10, 1: 10}]
 
 
 def test_a_prompt_alone_takes_the_whole_step() -> None:
-    planner = BatchPlanner(100, rows_beside_decode=100, quantum=10)
+    planner = BatchPlanner(quantum=10)
     assert planner.share([PrefillDemand(0, 1000)], 100) == {0: 100}
 
 
-@given(planners, st.integers(0, 40))
-def test_decode_rows_come_first_and_prefill_gets_what_is_left(planner: BatchPlanner, decode: int) -> None:
-    budget = planner.prefill_budget(decode)
-    assert budget >= 0
-    assert budget == 0 or budget + decode <= planner.max_rows
-    if decode:
-        assert budget <= planner.rows_beside_decode
-    else:
-        assert budget == planner.max_rows
+def test_an_image_takes_as_much_of_the_budget_as_it_takes_time() -> None:
+    planner = BatchPlanner(quantum=64)
+    demands = [PrefillDemand(1, 40, whole=True, weight=100), PrefillDemand(2, 200)]
+    assert planner.share(demands, 120) == {1: 40, 2: 20}
+    assert planner.share([*demands, PrefillDemand(3, 40, whole=True, weight=100)], 120) == {3: 40, 2: 20}
 
 
-@pytest.mark.parametrize(("rows", "beside", "quantum"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_limits_without_rows_are_refused(rows: int, beside: int, quantum: int) -> None:
-    with pytest.raises(ValueError, match="row limits are positive"):
-        BatchPlanner(rows, rows_beside_decode=beside, quantum=quantum)
+def test_a_turn_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        BatchPlanner(quantum=0)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forerun.core.config import SchedulerConfig, Verification
+from forerun.core.costs import CostCurve, LiveCosts
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
@@ -67,6 +68,7 @@ configs = st.builds(
     rows=st.sampled_from([4, 8, 64]),
     prefill_rows_beside_decode=st.sampled_from([1, 4]),
     prefill_quantum=st.sampled_from([1, 4]),
+    target_itl_ms=st.sampled_from([None, 1.0, 12.0]),
     speculation=st.sampled_from([0, 1, 3, 6]),
     suffix_tokens=st.sampled_from([0, 64, 1000]),
     draft_n_ctx=st.sampled_from([0, 12, 96]),
@@ -115,8 +117,14 @@ constraints = st.sampled_from(
 class SchedulerMachine(RuleBasedStateMachine):
     """One scheduler, one FakeRunner, any order of arrivals, steps, aborts and faults."""
 
-    @initialize(config=configs, quality=st.sampled_from([0.0, 0.7, 1.0]), delay=st.sampled_from([0, 3]))
-    def start(self, config: SchedulerConfig, quality: float, delay: int) -> None:
+    @initialize(
+        config=configs,
+        quality=st.sampled_from([0.0, 0.7, 1.0]),
+        delay=st.sampled_from([0, 3]),
+        curve=st.sampled_from([None, None, CostCurve((1, 2, 8), (5.0, 9.0, 20.0))]),
+    )
+    def start(self, config: SchedulerConfig, quality: float, delay: int, curve: CostCurve | None) -> None:
+        self.curve = curve
         self.config = config
         self.quality = quality
         self.store_fails = ""
@@ -136,7 +144,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         config, drafter = self.config, None
         if config.draft_n_ctx:
             drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, self.quality, config.draft_memory)
-        self.scheduler = Scheduler(config, VOCABULARY, stored=self.store.scan())
+        pace = None if self.curve is None else LiveCosts(self.curve)
+        self.scheduler = Scheduler(config, VOCABULARY, pace=pace, stored=self.store.scan())
         self.runner = FakeRunner(
             config.n_ctx,
             VOCABULARY.size,

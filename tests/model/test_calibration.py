@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from forerun import Engine, SamplingParams
-from forerun.compose import calibrate
+from forerun.compose import build, calibrate
 from forerun.engine_config import EngineConfig
 
 pytestmark = pytest.mark.model
@@ -29,6 +29,26 @@ def test_more_rows_cost_more_and_the_curve_is_remembered(tiny_dense_path: Path, 
     assert curve.predict(1, cells=1000) >= curve.predict(1)
     assert (cache_folder / "forerun" / "costs.json").exists()
     assert calibrate(config) == [(path, curve)], "measured once"
+
+
+@pytest.mark.parametrize(("target", "measured"), [(None, False), ("auto", True), (80.0, True)])
+def test_costs_are_measured_where_a_latency_is_to_be_kept_to(
+    tiny_dense_path: Path, cache_folder: Path, target: float | Literal["auto"] | None, *, measured: bool
+) -> None:
+    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "reuse_prefixes": False}
+    config = EngineConfig(model=str(tiny_dense_path), target_itl_ms=target, **options)
+    parts = build(config)
+    try:
+        assert (cache_folder / "forerun" / "costs.json").exists() == measured
+        assert parts.scheduler.budget.target_ms == {None: None, "auto": 50, 80.0: 80}[target]
+    finally:
+        parts.runner.close()
+        parts.dispose()
+    if measured:
+        known = build(EngineConfig(model=str(tiny_dense_path), **options))
+        assert known.scheduler.budget.target_ms == 50, "a curve that is known is used"
+        known.runner.close()
+        known.dispose()
 
 
 @pytest.mark.parametrize("draft", ["none", "target", "poor"])

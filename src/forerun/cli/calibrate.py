@@ -14,6 +14,7 @@ from forerun.cli.options import ModelOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose import calibrate
 from forerun.core.costs import CostCurve
+from forerun.core.step_budget import default_target_ms
 
 _BAR = 40
 
@@ -29,6 +30,10 @@ def show_costs(options: ModelOptions, *, plot: Path | None, verbose: bool) -> No
     console = Console(highlight=False)
     for path, curve in curves:
         console.print(cost_table(path.name, curve))
+    latency = default_target_ms(curves[0][1])
+    terminal.note(
+        f"{curves[0][0].name}: a token every {latency:.0f} ms beside others' prompts, unless --target-itl-ms says"
+    )
     if plot is not None:
         plot.write_text(curve_plot([(path.name, curve) for path, curve in curves]), encoding="utf-8")
         terminal.note(f"drawn: {plot}")

@@ -6,7 +6,7 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -16,6 +16,15 @@ from forerun.server.settings import DEFAULT_PORT, LogFormat, ServerSettings, rea
 
 KEY_VARIABLE: Final = "FORERUN_API_KEY"
 _option = functools.partial(typer.Option, rich_help_panel="Server")
+
+
+def _latency(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"'auto' or milliseconds, for instance 400, got {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,15 @@ class ServeOptions:
     ] = None
     max_num_seqs: Annotated[int, _option(help="Requests that run at the same time.")] = 16
     max_queue: Annotated[int, _option(help="Requests that may wait beside them; one more is refused.")] = 64
+    target_itl_ms: Annotated[
+        Any,
+        _option(
+            parser=_latency,
+            metavar="auto|MS",
+            help="Milliseconds between two tokens at most while others' prompts are read; more reads prompts faster, "
+            "for instance 400. auto: chosen from what decodes cost here.",
+        ),
+    ] = "auto"
     timeout: Annotated[float | None, _option(metavar="SECONDS", help="An answer may take. Default: no limit.")] = None
     shutdown_timeout: Annotated[
         float, _option(metavar="SECONDS", help="Open answers may go on when the server is told to stop.")

@@ -37,8 +37,11 @@ class SchedulerConfig:
     """Requests that run at the same time."""
     max_num_batched_tokens: int = 512
     """Rows of one step at most."""
+    target_itl_ms: float | None = None
+    """Milliseconds between two tokens of a request at most, while others' prompts are computed beside it; None: a
+    choice from what decodes cost here (core/step_budget.py)."""
     prefill_rows_beside_decode: int = 128
-    """Prefill rows of one step while others are decoding."""
+    """Prefill rows of one step while others are decoding, where it is not known what they cost."""
     prefill_quantum: int = 64
     """Prefill rows one request gets before it is another one's turn."""
     max_queue: int = 1024
@@ -83,6 +86,8 @@ class SchedulerConfig:
         for name in ("speculation", "suffix_tokens", "draft_n_ctx", "min_prefix_tokens", "cache_ram", "cache_disk"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.target_itl_ms is not None and not self.target_itl_ms > 0:
+            raise ValueError(f"target_itl_ms must be above 0, got {self.target_itl_ms}")
         for name in ("min_prefix_similarity", "synthetic_acceptance"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")

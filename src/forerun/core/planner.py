@@ -1,4 +1,4 @@
-"""BatchPlanner: which rows a step holds. Decode first, then prefill in rotating fair quanta until the step is full."""
+"""BatchPlanner: which prompts a step goes on with, in rotating fair quanta until its rows are used up."""
 
 from __future__ import annotations
 
@@ -13,34 +13,25 @@ class PrefillDemand:
     key: int
     """Identifies the sequence over the steps."""
     rows: int
+    """Cells it takes."""
     whole: bool = False
+    weight: int = 0
+    """Rows of the budget that a media span takes, encoding included; 0: `rows`."""
+
+    @property
+    def weighs(self) -> int:
+        """Rows of the budget that all of it takes."""
+        return self.weight or self.rows
 
 
 class BatchPlanner:
-    """Fills one step of at most `max_rows` rows. Remembers only whose turn it is.
+    """Shares a step's prefill rows among prompts. Remembers only whose turn it is: after `quantum` rows another's."""
 
-    Beside live decodes a step takes at most `rows_beside_decode` prefill rows, so that one long prompt does not hold up
-    everybody's next token; alone, prefill takes the whole batch. After `quantum` rows it is another prompt's turn.
-    """
-
-    def __init__(self, max_rows: int, *, rows_beside_decode: int, quantum: int) -> None:
-        if min(max_rows, rows_beside_decode, quantum) < 1:
-            raise ValueError(
-                f"row limits are positive, got max_rows={max_rows}, rows_beside_decode={rows_beside_decode}, "
-                f"quantum={quantum}"
-            )
-        self.max_rows = max_rows
-        self.rows_beside_decode = min(rows_beside_decode, max_rows)
+    def __init__(self, *, quantum: int) -> None:
+        if quantum < 1:
+            raise ValueError(f"a turn has at least one row, got quantum={quantum}")
         self.quantum = quantum
         self._turn = 0
-
-    def prefill_budget(self, decode_rows: int, *, others_decode: bool = False) -> int:
-        """Prefill rows that a step with `decode_rows` decode and draft rows has room for, as far as cells allow.
-
-        `others_decode`: there are decodes that wait for the step to end.
-        """
-        budget = max(0, self.max_rows - decode_rows)
-        return min(budget, self.rows_beside_decode) if decode_rows or others_decode else budget
 
     def share(self, demands: Sequence[PrefillDemand], budget: int) -> dict[int, int]:
         """Rows granted to each key (keys without rows left out). The turn goes on from where the last step ended.
@@ -56,11 +47,11 @@ class BatchPlanner:
             for demand in waiting:
                 left = demand.rows - granted.get(demand.key, 0)
                 rows = left if demand.whole else min(left, self.quantum, budget)
-                if rows > budget and granted:
+                if demand.whole and demand.weighs > budget and granted:
                     continue
                 if rows > 0:
                     granted[demand.key] = granted.get(demand.key, 0) + rows
-                    budget -= rows
+                    budget -= demand.weighs if demand.whole else rows
                     self._turn = demand.key + 1
                 if rows < left and budget > 0:
                     unserved.append(demand)

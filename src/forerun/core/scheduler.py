@@ -17,7 +17,7 @@ from forerun.core.admission import Admission
 from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
 from forerun.core.cache_report import CacheLookup, CacheReport
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
-from forerun.core.costs import StepCosts
+from forerun.core.costs import LiveCosts, StepCosts
 from forerun.core.drafting import GuardedDrafter, NgramDrafter
 from forerun.core.engine_limits import EngineLimits
 from forerun.core.origins import TARGET, Origins
@@ -45,6 +45,7 @@ from forerun.core.step import (
     Vocabulary,
     changed_sequence,
 )
+from forerun.core.step_budget import StepBudget, StepSoFar
 from forerun.core.stored import KvSegment, Tier
 from forerun.core.suffix import SuffixIndex
 from forerun.core.synthetic import RepeatingDrafter
@@ -94,10 +95,13 @@ class Scheduler:
         vocabulary: Vocabulary,
         *,
         costs: StepCosts | None = None,
+        pace: LiveCosts | None = None,
         lookups: Sequence[Drafter] | None = None,
         stored: Iterable[StoredSegment] = (),
     ) -> None:
-        """`lookups`: drafters that need no model; None: `own_lookups`. `stored`: what the store found on disk.
+        """`costs`: what steps cost; drafts are allocated by it, None drafts fixed lengths. `pace`: where that is None,
+        what the target's decodes cost, if known: steps keep to the target latency by one of the two. `lookups`:
+        drafters that need no model; None: `own_lookups`. `stored`: what the store found on disk.
 
         Raises ValueError for names that clash.
         """
@@ -122,12 +126,13 @@ class Scheduler:
         )
         if self.pool.tiers is not None:
             self.pool.tiers.adopt(stored)
-        self._turns = AdapterTurns(
-            lambda: BatchPlanner(
-                config.max_num_batched_tokens,
-                rows_beside_decode=config.prefill_rows_beside_decode,
-                quantum=config.prefill_quantum,
-            )
+        self._turns = AdapterTurns(lambda: BatchPlanner(quantum=config.prefill_quantum))
+        self._pace = costs.target if costs else pace
+        self.budget = StepBudget(
+            self._pace,
+            config.target_itl_ms,
+            max_rows=config.max_num_batched_tokens,
+            rows_beside_decode=config.prefill_rows_beside_decode,
         )
         self._drafting = DraftPlanner(
             config,
@@ -266,12 +271,15 @@ class Scheduler:
         self.pool.retry_quarantined()
         self._tick(now)
         self._admission.admit(now)
+        if self._running:  # before rows are chosen: what it takes counts
+            self.pool.store_some(_STORES_BESIDE)
         plan = self._plan_turn(now)
         while not (plan.decode or plan.prefill) and len(self._running) > 1:
             self._preempt_youngest()
             plan = self._plan_turn(now)
         is_idle = not (plan.decode or plan.prefill)
-        self.pool.store_some(_STORES_ALONE if is_idle else _STORES_BESIDE)
+        if is_idle:
+            self.pool.store_some(_STORES_ALONE)
         is_waiting = is_idle and self._admission.is_fetching
         # Taken only now: a plan that was given up must not take the operations it queued with it.
         return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
@@ -310,19 +318,40 @@ class Scheduler:
             states = self._in_this_step(adapters)
             ready = self._ready(states)
         others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
-        planner = self._turns.planner(adapters)
-        beside_decode = bool(self.config.adapters) and self._decodes_wait(adapters)
-        budget = planner.prefill_budget(len(ready), others_decode=beside_decode)
-        drafts = self._plan_drafts(ready, others, budget)
-        decode_rows = self._within_free_cells(drafts, len(ready))
-        left = planner.prefill_budget(decode_rows, others_decode=beside_decode)
-        prefill = self._plan_prefill(others, decode_rows, left, planner)
-        fills = self._drafting.fills(states, budget, drafts)
+        so_far = StepSoFar(
+            len(ready),
+            self.pool.target_cells.used,
+            is_waited_for=bool(ready) or self._decodes_wait(adapters),
+            turns=len({state.adapters for state in self._running.values()}) if self.config.adapters else 1,
+        )
+        drafts = self._plan_drafts(ready, others, self._with_copies(so_far))
+        so_far = replace(so_far, other_ms=self._drafting.model_ms(drafts))
+        fills = self._drafting.fills(states, drafts, *self._fill_bounds(so_far))
+        so_far = replace(
+            so_far,
+            rows=self._within_free_cells(drafts, len(ready)),
+            other_ms=so_far.other_ms + self._drafting.filling_ms(fills),
+        )
+        prefill = self._plan_prefill(others, so_far, self._turns.planner(adapters))
         decode = tuple([self._decode_row(state, drafts) for state in ready])
         return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill), adapters)
 
+    def _with_copies(self, so_far: StepSoFar) -> StepSoFar:
+        """With the time that the copies queued so far will take."""
+        if self.pool.tiers is None:
+            return so_far
+        copies_ms = self.pool.tiers.rates.copies_ms(self.pool.pending_operations)
+        return replace(so_far, other_ms=so_far.other_ms + copies_ms)
+
+    def _fill_bounds(self, so_far: StepSoFar) -> tuple[int, float]:
+        """Rows and milliseconds that filling the draft's memory may take: half of what is left, beside prompts."""
+        with_copies = self._with_copies(so_far)
+        return self.budget.prefill_rows(with_copies), self.budget.left_ms(with_copies) / 2
+
     def _decodes_wait(self, adapters: AdapterSet) -> bool:
         """Whether others, with other adapters, wait for their next token while a step takes its time."""
+        if not self.config.adapters:
+            return False
         return any(state.adapters != adapters and _is_ready(state) for state in self._running.values())
 
     def _suspect(self) -> RequestState | None:
@@ -339,14 +368,15 @@ class Scheduler:
     def _ready(states: list[RequestState]) -> list[RequestState]:
         return [state for state in states if _is_ready(state)]
 
-    def _plan_drafts(self, ready: list[RequestState], others: list[RequestState], budget: int) -> Drafts:
+    def _plan_drafts(self, ready: list[RequestState], others: list[RequestState], so_far: StepSoFar) -> Drafts:
         """Drafts of a step; prompts still to be computed keep one quantum, or half of the rows that are left."""
         spare = self.config.max_num_batched_tokens - len(ready)
         if not others:
-            return self._drafting.plan(ready, spare)
+            return self._drafting.plan(ready, spare, room_ms=self.budget.left_ms(so_far))
         kept = min(self.config.prefill_quantum, (spare + 1) // 2)
-        other_rows = min(sum(state.remaining for state in others), budget)
-        return self._drafting.plan(ready, spare - kept, other_rows)
+        other_rows = min(sum(state.remaining for state in others), self.budget.prefill_rows(so_far))
+        room_ms = self.budget.left_ms(so_far)
+        return self._drafting.plan(ready, self.budget.draft_rows(so_far, kept), other_rows, room_ms=room_ms)
 
     def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
         """Rows of decode and drafts together; drafts that would find no cells are dropped."""
@@ -368,25 +398,26 @@ class Scheduler:
         return replace(row, drafts=drafted.tokens, drafter=found.drafter, grade=drafted.grade, origins=drafted.origins)
 
     def _plan_prefill(
-        self, states: list[RequestState], decode_rows: int, budget: int, planner: BatchPlanner
+        self, states: list[RequestState], so_far: StepSoFar, planner: BatchPlanner
     ) -> list[PrefillRows | MediaRows]:
         if not states:
             return []
         demands = [self._demand(state) for state in states]
-        wanted = min(budget, sum(demand.rows for demand in demands))
-        wanted = decode_rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0)
+        wanted = min(self.budget.prefill_rows(self._with_copies(so_far)), sum(demand.rows for demand in demands))
+        wanted = so_far.rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0)
         if not self.pool.make_room(wanted):
             self.pool.make_room(self.pool.available_cells)
-        free = self.pool.target_cells.free - decode_rows
+        free = self.pool.target_cells.free - so_far.rows
         demands = [demand for demand in demands if not demand.whole or demand.rows <= free]
-        granted = planner.share(demands, min(budget, free))
+        # Asked again: making room may have queued copies.
+        granted = planner.share(demands, min(self.budget.prefill_rows(self._with_copies(so_far)), free))
         return [self._prefill_rows(self._running[key], rows) for key, rows in granted.items()]
 
-    @staticmethod
-    def _demand(state: RequestState) -> PrefillDemand:
+    def _demand(self, state: RequestState) -> PrefillDemand:
         media = state.next_media()
         if media is not None:
-            return PrefillDemand(sequence_of(state).id, media.logical_tokens, whole=True)
+            rows = media.logical_tokens
+            return PrefillDemand(sequence_of(state).id, rows, whole=True, weight=self.budget.media_rows(rows))
         return PrefillDemand(sequence_of(state).id, state.chunk_end() - state.computed)
 
     @staticmethod
@@ -456,12 +487,20 @@ class Scheduler:
 
     def _learn_costs(self, plan: StepPlan, result: StepResult) -> None:
         """Costs, and what drafting saved or lost: before the step's own tokens and cells are counted."""
-        if self.costs is None:
+        if self._pace is None:
             return
         drafted = sum(result.sequences[row.sequence_id].drafted for row in plan.decode)
         plain_rows = len(plan.decode) + _prefill_rows(plan)
+        if self.costs is not None:
+            self._count_savings(plan, result, self.costs.target, plain_rows, drafted)
+            self._drafting.learn_costs(plan, result.times)
+        self.budget.learn(plan, plain_rows + drafted, self.pool.target_cells.used, result.times)
+
+    def _count_savings(
+        self, plan: StepPlan, result: StepResult, pace: LiveCosts, plain_rows: int, drafted: int
+    ) -> None:
         cells = self.pool.target_cells.used
-        first_ms, next_ms = (self.costs.target.predict(rows, cells) for rows in (plain_rows, len(plan.decode)))
+        first_ms, next_ms = (pace.predict(rows, cells) for rows in (plain_rows, len(plan.decode)))
         has_drafted = drafted > 0 or bool(plan.draft_fills)
         for row in plan.decode:
             # Without drafts the step's prefill would be done once, not beside every one of the tokens.
@@ -470,8 +509,6 @@ class Scheduler:
             drafting.plain_ms += plain_ms
             if has_drafted:
                 drafting.saved_ms += plain_ms - result.elapsed * 1e3
-        if not any(isinstance(rows, MediaRows) for rows in plan.prefill):
-            self._drafting.learn_costs(plan, plain_rows + drafted, result.times)
 
     def _commit_decode(self, row: DecodeRow, result: SequenceResult, now: float) -> OutputDelta:
         state = self._running[row.sequence_id]

@@ -136,8 +136,13 @@ class DraftPlanner:
 
     # --- deciding ----------------------------------------------------------
 
-    def plan(self, ready: Sequence[RequestState], spare_rows: int, other_rows: int = 0) -> Drafts:
-        """Drafts for the sequences about to decode one token, in at most `spare_rows` rows together."""
+    def plan(
+        self, ready: Sequence[RequestState], spare_rows: int, other_rows: int = 0, *, room_ms: float = math.inf
+    ) -> Drafts:
+        """Drafts for the sequences about to decode one token, in at most `spare_rows` rows together.
+
+        In company a sequence waits for others' drafts `room_ms` at most, beyond what its own expected tokens are worth.
+        """
         drafts = Drafts()
         if not (self.is_on and ready):
             return drafts
@@ -146,7 +151,8 @@ class DraftPlanner:
         if not candidates:
             return drafts
         prompt = [candidate for candidate in candidates if candidate.behind <= _CATCH_UP]
-        others = {_id(state): self._allowance(state) for state in ready}
+        room_ms = room_ms if len(ready) > 1 else math.inf
+        others = {_id(state): min(self._allowance(state), room_ms) for state in ready}
         for candidate in prompt:
             candidate.option = replace(candidate.option, allowance_ms=others.pop(_id(candidate.state)))
         load = replace(load, allowance_ms=min(others.values(), default=math.inf))
@@ -362,10 +368,26 @@ class DraftPlanner:
         may_draft = state.request.params.draft_limit > 0 and not state.drafting.is_off
         return may_draft and self._config.draft_n_ctx > 0 and not state.has_media
 
-    def fills(self, states: Sequence[RequestState], budget: int, drafts: Drafts) -> list[DraftFill]:
+    def model_ms(self, drafts: Drafts) -> float:
+        """What the draft model is expected to take for a step's drafts; 0 where that is not known."""
+        if self._costs is None or self._costs.draft is None or not drafts.requests:
+            return 0.0
+        predict, cells = self._costs.draft.predict, self._pool.draft_cells.used
+        return sum(predict(rows, cells) for rows in rows_by_depth(drafts.requests))
+
+    def filling_ms(self, fills: Sequence[DraftFill]) -> float:
+        """The same for what it runs through."""
+        if self._costs is None or self._costs.draft is None:
+            return 0.0
+        return self._costs.draft.predict(sum(fill.tokens.size for fill in fills), self._pool.draft_cells.used)
+
+    def fills(
+        self, states: Sequence[RequestState], drafts: Drafts, budget: int, room_ms: float = math.inf
+    ) -> list[DraftFill]:
         """Text for the draft model to run through, where it is too far behind to catch up while drafting.
 
-        Only where drafting with it is expected to pay. The cells that the step's own drafts may take are left to them.
+        Only where drafting with it is expected to pay, `budget` rows and `room_ms` at most. The cells that the step's
+        own drafts may take are left to them.
         """
         fills: list[DraftFill] = []
         if not (self.is_on and self._config.draft_n_ctx):
@@ -374,7 +396,7 @@ class DraftPlanner:
         drafting = {request.sequence_id for request in drafts.requests}
         candidates = [state for state in states if _id(state) not in drafting]
         worth = self._worth_filling(candidates)
-        patience = min((self._allowance(state) for state in states if self._only_waits(state, worth)), default=math.inf)
+        patience = min([room_ms, *(self._allowance(state) for state in states if self._only_waits(state, worth))])
         for state in worth:
             held = self._pool.draft_cells.held(_id(state))
             rows = self._bearable(min(state.computed - held, budget - planned), planned, patience)
@@ -434,14 +456,12 @@ class DraftPlanner:
 
     # --- learning ----------------------------------------------------------
 
-    def learn_costs(self, plan: StepPlan, rows: int, times: StepTimes) -> None:
-        """What a successful step of `rows` target rows took."""
+    def learn_costs(self, plan: StepPlan, times: StepTimes) -> None:
+        """What a successful step took of the draft model's time, and left for probing."""
         costs = self._costs
         if costs is None:
             return
-        if times.target > 0 and rows:
-            costs.target.observe(rows, self._pool.target_cells.used, times.target * 1e3)
-            self._probe_ms += times.target * 1e3 * _PROBE_SHARE
+        self._probe_ms += times.target * 1e3 * _PROBE_SHARE
         if times.draft > 0 and plan.draft_requests:
             costs.learn_draft(rows_by_depth(plan.draft_requests), self._pool.draft_cells.used, times.draft * 1e3)
 
