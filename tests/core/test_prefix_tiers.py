@@ -348,3 +348,21 @@ def test_media_are_restored_whole() -> None:
     to.run()
     to.assert_all_right()
     assert to.usage("second").cached_host_tokens == 120
+
+
+def test_what_a_request_is_about_to_get_back_does_not_go_to_make_room_for_another_s() -> None:
+    """An idle prefix has to go for it, and what of that is not stored yet is stored first: host memory is full."""
+    size = FAKE_SIZES.predict(64)
+    to = harness(
+        n_ctx=150, n_seq_max=1, max_num_seqs=1, cache_ram=size + size // 2, segment_tokens=64, retention="fifo"
+    )
+    first, other = tokens(1, 64), tokens(2, 64)
+    to.add("first", [*first, 1], SamplingParams(max_tokens=1, ignore_eos=True))
+    to.run()
+    to.add("other", [*other, 1], SamplingParams(max_tokens=1, ignore_eos=True))
+    to.run(until=lambda: to.deltas["other"] != [])
+    to.add("again", [*first, 2], SamplingParams(max_tokens=1, ignore_eos=True))
+    to.run()
+    to.assert_all_right()
+    assert to.scheduler.stats.quarantines == 0
+    assert to.usage("again").cached_host_tokens == 64

@@ -137,8 +137,11 @@ class SequencePool:
         match = match or self.find(prompt, scope)
         if match is None or not self.is_worth_reusing(match.boundary, prompt):
             return self.acquire()
-        sequence = self._acquire_resident(match)
-        return sequence and self._restore(sequence, match.stored)
+        if self.tiers is None:
+            return self._acquire_resident(match)
+        with self.tiers.keeping(match.stored):  # what has to go for the sequence is stored, and may push that out
+            sequence = self._acquire_resident(match)
+            return sequence and self._restore(sequence, match.stored)
 
     def _acquire_resident(self, match: PrefixMatch) -> Sequence | None:
         """A sequence with what is in memory of a match."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from forerun.core.adapters import is_tenant_s
@@ -318,11 +319,17 @@ class PrefixTiers:
     def fetch(self, stored: StoredPrefix, cause: str = "") -> bool:
         """Begin to fetch what of a stored prefix is on disk alone, for a request. False where there is no room."""
         self._cause = cause
+        with self.keeping(stored):
+            return all(self._fetch(segment) for segment in stored.missing if not segment.is_fetching)
+
+    @contextmanager
+    def keeping(self, stored: StoredPrefix) -> Iterator[None]:
+        """While room is made for something else, what a stored prefix has in host memory stays there."""
         held = [part.segment.host for part in stored.parts if part.segment.host is not None]
         for record in held:
             self.host.retention.hold(record)
         try:
-            return all(self._fetch(segment) for segment in stored.missing if not segment.is_fetching)
+            yield
         finally:
             for record in held:
                 self.host.retention.release(record)
