@@ -17,6 +17,8 @@ answers must be equal to the oracle's, always.
 from forerun.testing.clock import ManualClock
 from forerun.testing.constraint import FakeConstraint
 from forerun.testing.drafter import FakeDrafter
+from forerun.testing.faults import Fault, SeededFaults
+from forerun.testing.faulty_runner import FaultyRunner
 from forerun.testing.memory import FakeMemory, FakeMemoryError
 from forerun.testing.model import FakeVocabulary, adapted, fake_logits, media_codes, next_digest
 from forerun.testing.oracle import Answer, naive_answer
@@ -33,8 +35,11 @@ __all__ = [
     "FakeRunner",
     "FakeStore",
     "FakeVocabulary",
+    "Fault",
     "FaultSchedule",
+    "FaultyRunner",
     "ManualClock",
+    "SeededFaults",
     "adapted",
     "fake_logits",
     "media_codes",

@@ -1,0 +1,115 @@
+"""Any runner, with faults: it does part of a plan, or all of it, and says that it failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from forerun.core.step import FailureKind, RestoreSegment, Runner, StepFailure, StepPlan, StepResult, StoreSegment
+from forerun.testing.faults import Fault, RequestOf, SeededFaults, Strike
+
+_SLOW = 0.05
+"""Seconds that a slow step takes longer."""
+_KINDS = {Fault.ABORTED: FailureKind.ABORTED, Fault.NO_ROOM: FailureKind.NO_ROOM}
+_MESSAGE = "injected"
+
+
+class FaultyRunner(Runner):
+    """Performs plans on another runner, and lets a schedule of faults strike.
+
+    What a struck step leaves in memory is what a native one would: nothing of its rows, those of some sequences, or
+    all of them; an operation that was not done. `sleep` passes the time of slow steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        faults: SeededFaults,
+        request_of: RequestOf,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.faults = faults
+        self._runner = runner
+        self._request_of = request_of
+        self._sleep = sleep
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        strike = self.faults.strike(plan, self._request_of)
+        result = self._runner.execute(plan) if strike is None else self._struck(plan, strike)
+        self.faults.ended(plan, self._request_of, well=result.failure is None)
+        return result
+
+    def _struck(self, plan: StepPlan, strike: Strike) -> StepResult:
+        match strike.fault:
+            case Fault.SLOW:
+                self._sleep(_SLOW)
+                result = self._runner.execute(plan)
+                return replace(result, elapsed=result.elapsed + _SLOW)
+            case Fault.DRAFT:
+                return self._without_draft(plan)
+            case Fault.STORE:
+                return self._without_copy(plan, strike.operation)
+            case Fault.RESTORE:
+                return self._without_restoring(plan, strike.operation)
+            case Fault.FORK | Fault.TRUNCATE:
+                return _failed(self._runner.execute(_without(_rowless(plan), strike.operation)), strike)
+            case Fault.NOT_BEGUN | Fault.NO_ROOM:
+                return _failed(self._runner.execute(_rowless(plan)), strike)
+            case Fault.HALFWAY | Fault.ABORTED:
+                return _failed(self._runner.execute(_halved(plan)), strike)
+            case Fault.LATE | Fault.LOGITS:
+                return _failed(self._runner.execute(plan), strike)
+
+    def _without_draft(self, plan: StepPlan) -> StepResult:
+        result = self._runner.execute(replace(plan, draft_fills=(), draft_requests=()))
+        held = {fill.sequence_id: fill.position for fill in plan.draft_fills}
+        held |= {request.sequence_id: request.held for request in plan.draft_requests}
+        return replace(result, draft_held=held | dict(result.draft_held))
+
+    def _without_copy(self, plan: StepPlan, index: int) -> StepResult:
+        operation = plan.operations[index]
+        assert isinstance(operation, StoreSegment)
+        result = self._runner.execute(_without(plan, index))
+        return replace(result, stored={**result.stored, operation.header.key: 0})
+
+    def _without_restoring(self, plan: StepPlan, index: int) -> StepResult:
+        operation = plan.operations[index]
+        assert isinstance(operation, RestoreSegment)
+        result = self._runner.execute(_without(_rowless(plan), index))
+        keys = dict.fromkeys((*result.unrestorable, operation.key))
+        return replace(_failed(result, Strike(Fault.RESTORE)), unrestorable=tuple(keys))
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def __repr__(self) -> str:
+        return f"FaultyRunner({self.faults!r}, {self._runner!r})"
+
+
+def _rowless(plan: StepPlan) -> StepPlan:
+    """The operations alone."""
+    return replace(plan, draft_fills=(), draft_requests=(), decode=(), prefill=())
+
+
+def _without(plan: StepPlan, index: int) -> StepPlan:
+    """All but one operation."""
+    return replace(plan, operations=(*plan.operations[:index], *plan.operations[index + 1 :]))
+
+
+def _halved(plan: StepPlan) -> StepPlan:
+    """The first half of the rows' sequences, drafts included."""
+    half = (len(plan.decode) + len(plan.prefill)) // 2
+    decode = plan.decode[:half]
+    kept = {row.sequence_id for row in decode}
+    requests = tuple(request for request in plan.draft_requests if request.sequence_id in kept)
+    return replace(plan, decode=decode, prefill=plan.prefill[: half - len(decode)], draft_requests=requests)
+
+
+def _failed(result: StepResult, strike: Strike) -> StepResult:
+    if result.failure is not None:
+        return result
+    kind = _KINDS.get(strike.fault, FailureKind.FAILED)
+    whose = "" if strike.culprit is None else f", by {strike.culprit}"
+    return replace(result, sequences={}, draft_held={}, failure=StepFailure(kind, f"{_MESSAGE}: {strike.fault}{whose}"))
