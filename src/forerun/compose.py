@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +24,8 @@ from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import machine_load, physical_cores
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
+from forerun.engine.recorded import RecordedScheduler
+from forerun.engine.recording import Journal
 from forerun.engine_config import DEFAULT_MAX_N_CTX, MAX_AUTO_DRAFT_TOKENS, EngineConfig
 from forerun.errors import ForerunError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
@@ -107,8 +110,9 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
+        make_scheduler = _scheduler_factory(config, loaded)
         return EngineParts(
-            scheduler=Scheduler(
+            scheduler=make_scheduler(
                 scheduler_config,
                 model.vocabulary,
                 costs=costs,
@@ -133,6 +137,15 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             dispose=loaded.pop_all().close,
             checks_integrity=config.checks_integrity,
         )
+
+
+def _scheduler_factory(config: EngineConfig, loaded: ExitStack) -> Callable[..., Scheduler]:
+    """What makes the scheduler: one that is recorded where that is wanted. Raises InvalidConfigError."""
+    if config.record is None:
+        return Scheduler
+    journal = Journal(Path(config.record), has_text=config.record_text)
+    loaded.callback(journal.close)
+    return partial(RecordedScheduler, journal=journal)
 
 
 def _constrain(model: LlamaModel, loaded: ExitStack) -> Constrain:

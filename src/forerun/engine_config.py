@@ -123,11 +123,17 @@ class EngineConfig:
     """Measure costs again, also where they are known of this model, build and machine."""
     reuse_prefixes: bool = True
     """False computes every prompt from scratch."""
+    record: str | None = None
+    """A file (a Path too) to which the engine writes everything it is told and decides, for `forerun replay`: no text.
+    It goes on behind what is there.
+    """
+    record_text: bool = False
+    """Write prompts and answers to it too."""
     checks_integrity: bool = False
     """Check every owner's bookkeeping whenever the engine goes idle."""
 
     def __post_init__(self) -> None:
-        for name in ("model", "draft", "cache_dir", "chat_template"):
+        for name in ("model", "draft", "cache_dir", "chat_template", "record"):
             object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
             if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):
@@ -136,12 +142,9 @@ class EngineConfig:
         _check_latency("target_itl_ms", self.target_itl_ms)
         self._check_cache()
         object.__setattr__(self, "adapters", _adapter_files(self.adapters))
-        if self.mtp is not None and not isinstance(self.mtp, bool):
-            _refuse("mtp", f"must be true, false or None, got {self.mtp!r}")
-        if self.mtp and self.draft is not None:
-            _refuse("mtp", f"there is the draft model {self.draft} already; give one of the two")
-        if self.mtp and not self.draft_tokens:
-            _refuse("mtp", "an MTP head drafts, but speculation is 0")
+        self._check_mtp()
+        if self.record_text and self.record is None:
+            _refuse("record_text", "there is no recording to write text to: give record a file")
         if self.verification not in list(Verification):
             _refuse("verification", f"must be one of {', '.join(Verification)}, got {self.verification!r}")
         if self.n_seq_max is not None and self.max_num_seqs > self.n_seq_max:
@@ -149,6 +152,14 @@ class EngineConfig:
         if self.max_num_seqs > self.max_num_batched_tokens:
             rows = f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but a step holds only {rows}")
+
+    def _check_mtp(self) -> None:
+        if self.mtp is not None and not isinstance(self.mtp, bool):
+            _refuse("mtp", f"must be true, false or None, got {self.mtp!r}")
+        if self.mtp and self.draft is not None:
+            _refuse("mtp", f"there is the draft model {self.draft} already; give one of the two")
+        if self.mtp and not self.draft_tokens:
+            _refuse("mtp", "an MTP head drafts, but speculation is 0")
 
     def _check_cache(self) -> None:
         if self.cache_dir is None:

@@ -81,6 +81,16 @@ Examples:
     FORERUN_API_KEY=... forerun serve model.gguf --host 0.0.0.0
 """
 
+_REPLAY_EXAMPLES = """
+Examples:
+
+    forerun serve smollm2 --record trace.jsonl
+
+    forerun replay trace.jsonl
+
+    forerun replay trace.jsonl --show | less
+"""
+
 System = Annotated[str | None, typer.Option(help="System message before the prompt.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", metavar=_FLAG, help="Progress and llama.cpp's log on standard error.")
@@ -201,3 +211,22 @@ def serve(model: ModelOptions, options: ServeOptions, *, verbose: Verbose = Fals
     from forerun.cli.serve import serve_model
 
     serve_model(model, options, verbose=verbose)
+
+
+@app.command(epilog=_REPLAY_EXAMPLES)
+@ends_well
+def replay(
+    recording: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What `forerun serve --record` wrote.")
+    ],
+    *,
+    show: Annotated[bool, typer.Option("--show", metavar=_FLAG, help="All steps, in words.")] = False,
+) -> None:
+    """Decide again, without a model, what a recorded engine decided, and compare every step.
+
+    For bugs in scheduling: what this Forerun decides otherwise than the one that recorded is shown. Ends with 1 where
+    a step is not as recorded.
+    """
+    from forerun.cli.replay import replay_recording
+
+    replay_recording(recording, shows=show)

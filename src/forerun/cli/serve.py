@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 from forerun.cli.options import ModelOptions
@@ -16,7 +15,7 @@ from forerun.server.serving import EmbeddingServing, Serving
 def serve_model(model: ModelOptions, options: ServeOptions, *, verbose: bool) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     settings = options.settings()
-    config = dataclasses.replace(model.config(), max_num_seqs=options.max_num_seqs, target_itl_ms=options.target_itl_ms)
+    config = options.engine(model.config())
     terminal = Terminal(verbose=verbose)
     request_log.write_to(sys.stderr)
     if not settings.is_loopback and not settings.api_keys:

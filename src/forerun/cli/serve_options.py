@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from forerun.cli.sizes import parse_size
+from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
 from forerun.server.settings import DEFAULT_PORT, LogFormat, ServerSettings, read_keys
 
@@ -76,6 +77,31 @@ class ServeOptions:
     otel: Annotated[
         str | None, _option(metavar="URL", help="Where traces are sent (OTLP over HTTP); needs forerun[otel].")
     ] = None
+
+    record: Annotated[
+        Path | None,
+        _option(
+            metavar="FILE.jsonl",
+            dir_okay=False,
+            help="Write what the scheduler is told and decides, for `forerun replay`; no text. The file must be new.",
+        ),
+    ] = None
+    record_text: Annotated[bool, _option("--record-text", metavar="", help="Write prompts and answers to it too.")] = (
+        False
+    )
+
+    def engine(self, config: EngineConfig) -> EngineConfig:
+        """An engine's configuration with what the server says of it. Raises InvalidConfigError."""
+        if self.record is not None and self.record.exists():
+            raise InvalidConfigError("--record", f"{self.record} is there already: give another name, or remove it")
+        record = None if self.record is None else str(self.record.absolute())
+        return replace(
+            config,
+            max_num_seqs=self.max_num_seqs,
+            target_itl_ms=self.target_itl_ms,
+            record=record,
+            record_text=self.record_text,
+        )
 
     def settings(self) -> ServerSettings:
         """Raises InvalidConfigError."""

@@ -15,7 +15,7 @@ compared with what the target says anyway: being right for free earns them rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from forerun.core.acceptance import RememberedProposal
@@ -133,6 +133,11 @@ class DraftPlanner:
     @property
     def is_on(self) -> bool:
         return self._config.speculation > 0
+
+    def watch_lookups(self, watched: Callable[[Drafter], Drafter]) -> list[str]:
+        """Ask what `watched` makes of each drafter that needs no model from now on; their names."""
+        self._lookups = tuple(map(watched, self._lookups))
+        return [drafter.name for drafter in self._lookups]
 
     # --- deciding ----------------------------------------------------------
 
