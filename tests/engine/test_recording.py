@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
@@ -84,7 +85,7 @@ class Recorded:
         )
         self.now = 0.0
 
-    def add(self, name: str, tokens: Sequence[int], params: SamplingParams | None = None, **options: object) -> None:
+    def add(self, name: str, tokens: Sequence[int], params: SamplingParams | None = None, **options: Any) -> None:
         request = Request(id=name, prompt=PromptLayout.of_text(tokens), params=params or SamplingParams(max_tokens=12))
         self.scheduler.add(replace(request, **options))
 

@@ -50,15 +50,15 @@ class Bench:
             if delta.finish_reason is not None:
                 self.ends[delta.request_id] = delta.finish_reason
         self.scheduler.check_integrity()
-        return result.failure and result.failure.kind
+        return None if result.failure is None else result.failure.kind
 
     def run(self) -> None:
         while self.scheduler.has_work:
             self.step(0.0)
 
 
-def only(fault: Fault, **options: float) -> SeededFaults:
-    return SeededFaults(1, 0.0, kinds=[fault], **{"culprits": 0.0, **options})
+def only(fault: Fault, culprits: float = 0.0, most_culprits: int = 1) -> SeededFaults:
+    return SeededFaults(1, 0.0, kinds=[fault], culprits=culprits, most_culprits=most_culprits)
 
 
 def strikes(seed: int) -> list[tuple[str, str]]:
@@ -91,7 +91,7 @@ def test_a_fault_of_nobody_s_passes_and_both_requests_end_well(fault: Fault) -> 
 
 @pytest.mark.parametrize("fault", sorted(OF_DECODES))
 def test_a_culprit_is_struck_until_it_ends_and_the_other_one_ends_well(fault: Fault) -> None:
-    bench = Bench(only(fault, culprits=1.0, most_culprits=1))
+    bench = Bench(only(fault, culprits=1.0))
     bench.step(0.0)
     bench.step(ALWAYS)
     (culprit,) = bench.faults.culprits

@@ -41,7 +41,7 @@ class _Node(Generic[R]):
         self.segment = segment
         self.children: dict[_Key, _Node[R]] = {}
         self.owners = set(owners)
-        self.runs = set(runs)
+        self.runs = dict.fromkeys(runs)  # in order: equal trees are looked through alike
         self.end: PromptBoundary = _after(parent.end if parent else PromptBoundary.START, segment)
 
 
@@ -145,7 +145,7 @@ class PrefixTree(Generic[R]):
         """Add a run that goes on from logical token `start` of the run `after`; None: from the start of a prompt."""
         node = self._root(scope) if after is None else self._node_at(self._run_ends[after][0], start)
         for child in self._descend(node, content):
-            child.runs.add(run)
+            child.runs[run] = None
             node = child
         self._run_ends[run] = (node, start, scope)
 
@@ -155,7 +155,7 @@ class PrefixTree(Generic[R]):
         while node.parent is not None:
             parent = node.parent
             if node.end.logical_tokens > start:
-                node.runs.discard(run)
+                node.runs.pop(run, None)
             self._tidy(node)
             node = parent
         self._drop_empty_root(node, scope)
@@ -206,7 +206,7 @@ class PrefixTree(Generic[R]):
         parent = lower.parent
         assert parent is not None
         head, tail = PromptSegment(lower.segment.tokens[:at], None), _tail(lower.segment, at)
-        upper: _Node[R] = _Node(parent, head, lower.owners, lower.runs)
+        upper: _Node[R] = _Node(parent, head, lower.owners, lower.runs.keys())
         parent.children[_key(head)] = upper
         lower.parent, lower.segment = upper, tail
         upper.children[_key(tail)] = lower
@@ -242,7 +242,7 @@ class PrefixTree(Generic[R]):
         """
         path, depth = self._walk(prompt, scope)
         for node in reversed(path):
-            yield Match(min(depth, node.end.logical_tokens), node.owners, node.runs)
+            yield Match(min(depth, node.end.logical_tokens), node.owners, node.runs.keys())
 
     def continuation(self, prompt: PromptLayout, scope: str, most: int) -> tuple[int, tuple[int, ...]]:
         """How many tokens of a prompt anybody shares, and up to `most` text tokens with which one of those goes on."""

@@ -29,7 +29,8 @@ class KvSegment:
     def __init__(self, header: SegmentHeader, parent: KvSegment | None) -> None:
         self.header = header
         self.parent = parent
-        self.children: set[KvSegment] = set()
+        self.children: dict[KvSegment, None] = {}
+        """In order: what goes first when it is dropped must not depend on where objects lie in memory."""
         self.host: RetentionRecord | None = None
         """Its record in the host tier, while it is there or on its way there."""
         self.disk: RetentionRecord | None = None

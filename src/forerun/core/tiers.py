@@ -264,7 +264,7 @@ class PrefixTiers:
     def _place(self, header: SegmentHeader, parent: KvSegment | None) -> KvSegment:
         segment = self._segments[header.key] = KvSegment(header, parent)
         if parent is not None:
-            parent.children.add(segment)
+            parent.children[segment] = None
         self._tree.place(segment, header.content, header.start.logical_tokens, parent, header.scope)
         return segment
 
@@ -412,7 +412,7 @@ class PrefixTiers:
             self._tree.displace(one)
             del self._segments[one.header.key]
             if one.parent is not None:
-                one.parent.children.discard(one)
+                one.parent.children.pop(one, None)
 
     # --- what came of it ----------------------------------------------------------
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 
 import numpy as np
 from numpy.typing import NDArray
 
-import forerun
 from forerun.core.adapters import scope_of
 from forerun.core.cache_report import CacheLookup
 from forerun.core.config import SchedulerConfig
@@ -23,7 +23,7 @@ from forerun.core.segment import StoredSegment
 from forerun.core.step import Drafter, DraftRequest, PrefillRows, Proposal, StepPlan, StepResult, Vocabulary
 from forerun.engine.disguise import Disguise
 from forerun.engine.plan_text import SegmentNumbers, plan_digest, plan_lines
-from forerun.engine.recording import Answers, Arrival, Cancel, Clear, Journal, Look, Pin, Plan, Result, Session
+from forerun.engine.recording import FORMAT, Answers, Arrival, Cancel, Clear, Journal, Look, Pin, Plan, Result, Session
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Recorder:
 
     def number(self, request_id: str) -> int | None:
         known = self._requests.get(request_id)
-        return known and known.number
+        return None if known is None else known.number
 
     def told(self, deltas: Sequence[OutputDelta]) -> tuple[list[tuple[int, int | None]], dict[int, str]]:
         """Move on by what requests were given: who ended and with which token, and the texts."""
@@ -216,7 +216,8 @@ class RecordedScheduler(Scheduler):
         names = self._drafting.watch_lookups(lambda drafter: _WatchedDrafter(drafter, self._recorder))
         curves = () if costs is None else (costs.target, costs.draft)
         session = Session(
-            forerun=forerun.__version__,
+            format=FORMAT,
+            forerun=version("forerun"),
             config=config,
             costs=tuple(one.curve.as_json() for one in curves if one is not None),
             pace=None if pace is None or costs is not None else pace.curve.as_json(),

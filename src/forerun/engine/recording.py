@@ -44,8 +44,8 @@ class _Line(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, kw_onl
 class Session(_Line, frozen=True, kw_only=True):
     """An engine started."""
 
-    format: str = FORMAT
-    forerun: str = ""
+    format: str
+    forerun: str
     """The version that recorded."""
     config: SchedulerConfig
     costs: tuple[Mapping[str, Any], ...] = ()

@@ -24,6 +24,7 @@ from forerun.testing.store import FAKE_SIZES, FakeStore
 _VOCABULARY = FakeVocabulary()
 _LETTERS = (0, 0, 0, 1, 3, 4)
 _STEP = 0.01
+_ADAPTERS: tuple[dict[str, float], ...] = ({}, {}, {}, {"a": 1.0})
 
 
 class _OracleAnswers:
@@ -110,7 +111,7 @@ class _Requests:
             stop=random.choice([(), (), ("abba",)]),
             ignore_eos=random.random() < 0.6,
             speculation=random.choice([None, None, 0, 2]),
-            adapters=random.choice([{}, {}, {}, "a"]),
+            adapters=random.choice(_ADAPTERS),
         )
         return Request(
             id=name,
