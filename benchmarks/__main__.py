@@ -14,6 +14,7 @@ from benchmarks import (
     chaining,
     core,
     full,
+    overload,
     plot,
     replay,
     single_stream,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "replay": replay.run,
     "cache_sim": cache_sim.run,
     "streaming": streaming.streaming,
+    "overload": overload.run,
 }
 
 

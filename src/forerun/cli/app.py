@@ -57,6 +57,18 @@ Examples:
     forerun calibrate smollm2
 
     forerun calibrate large.gguf --draft small.gguf --threads 4 --plot costs.svg
+
+    forerun calibrate smollm2 --output costs.json
+"""
+
+_SIMULATE_EXAMPLES = """
+Examples:
+
+    forerun simulate workload.toml
+
+    forerun simulate workload.toml --load 0.1,0.5,1,2 --plot loads.svg
+
+    forerun simulate workload.toml --costs costs.json --output figures.json
 """
 
 _CHECK_EXAMPLES = """
@@ -161,6 +173,10 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", dir_okay=False, help="Draw the curves, with the break-even line.")
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", dir_okay=False, help="Write the curves, for `forerun simulate`."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Measure what decodes cost on this machine, by rows: what automatic speculation goes by.
@@ -169,7 +185,47 @@ def calibrate(
     """
     from forerun.cli.calibrate import show_costs
 
-    show_costs(model, plot=plot, verbose=verbose)
+    show_costs(model, plot=plot, output=output, verbose=verbose)
+
+
+@app.command(epilog=_SIMULATE_EXAMPLES)
+@ends_well
+def simulate(
+    workload: Annotated[
+        Path, typer.Argument(metavar="WORKLOAD.toml", exists=True, dir_okay=False, help="Users, limits and costs.")
+    ],
+    *,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="How much is asked for, as multiples of what the engine can give; each is a run. Default: what the "
+            "workload says.",
+            show_default=False,
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", exists=True, dir_okay=False, help="Of another machine (`forerun calibrate --output`)."
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another crowd of the same kind.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", dir_okay=False, help="Draw it: by load, or by time for one run.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write the figures here as well.")
+    ] = None,
+) -> None:
+    """Say how an engine would serve a crowd of users: Forerun's own scheduler, without a model, in virtual time.
+
+    Prints times to the first token and between tokens, what is reused, parked and answered, by group of users and load.
+    The workload file is described in docs/simulation.md.
+    """
+    from forerun.cli.simulate import SimulateOptions, simulate_workload
+
+    simulate_workload(workload, SimulateOptions(load, costs, seed, plot, output))
 
 
 @app.command(epilog=_CHECK_EXAMPLES)

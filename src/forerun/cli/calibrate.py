@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import typer
@@ -15,12 +16,13 @@ from forerun.cli.terminal import Terminal
 from forerun.compose import calibrate
 from forerun.core.costs import CostCurve
 from forerun.core.step_budget import default_target_ms
+from forerun.simulation.machine import costs_as_json
 
 _BAR = 40
 
 
-def show_costs(options: ModelOptions, *, plot: Path | None, verbose: bool) -> None:
-    """Measure and print, and draw where a file is named for it."""
+def show_costs(options: ModelOptions, *, plot: Path | None, output: Path | None, verbose: bool) -> None:
+    """Measure and print; draw, and write the curves, where files are named for it."""
     if plot is not None and plot.suffix.lower() != ".svg":
         raise typer.BadParameter(f"plots are SVG files: name it {plot.stem}.svg, got {plot.name!r}")
     terminal = Terminal(verbose=verbose)
@@ -37,6 +39,9 @@ def show_costs(options: ModelOptions, *, plot: Path | None, verbose: bool) -> No
     if plot is not None:
         plot.write_text(curve_plot([(path.name, curve) for path, curve in curves]), encoding="utf-8")
         terminal.note(f"drawn: {plot}")
+    if output is not None:
+        content = costs_as_json([(path.name, curve) for path, curve in curves])
+        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def cost_table(title: str, curve: CostCurve) -> Table:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from forerun.cli.axes import LogAxis, log_ticks
 from forerun.cli.svg import FAINT, INK, Drawing, Point
 from forerun.core.costs import CostCurve
 
@@ -12,18 +12,6 @@ _WIDTH, _HEIGHT = 760, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 736, 92, 424
 _COLORS = ("#0969da", "#bf3989")
 _BOTH_COLOR = "#1a7f37"
-
-
-class _LogAxis:
-    """Places values from `low` to `high` between two pixels, every doubling equally long."""
-
-    def __init__(self, low: float, high: float, start: int, end: int) -> None:
-        self._low = math.log2(low)
-        self._scale = (end - start) / (math.log2(high) - self._low)
-        self._start = start
-
-    def __call__(self, value: float) -> float:
-        return self._start + (math.log2(value) - self._low) * self._scale
 
 
 def curve_plot(curves: Sequence[tuple[str, CostCurve]]) -> str:
@@ -38,8 +26,8 @@ def curve_plot(curves: Sequence[tuple[str, CostCurve]]) -> str:
     lines += [(f"{target_name} after drafting", _together(target, draft)) for _, draft in drafts]
     break_even = [(float(rows), rows * target.predict(1)) for rows in target.rows]
     values = [ms for _, points in [*lines, ("", break_even)] for _, ms in points]
-    x = _LogAxis(1, max(max(curve.rows[-1] for _, curve in curves), 2), _LEFT, _RIGHT)
-    y = _LogAxis(min(values) / 1.3, max(values) * 1.3, _BOTTOM, _TOP)
+    x = LogAxis(1, max(max(curve.rows[-1] for _, curve in curves), 2), _LEFT, _RIGHT)
+    y = LogAxis(min(values) / 1.3, max(values) * 1.3, _BOTTOM, _TOP)
     drawing = Drawing(_WIDTH, _HEIGHT, f"What decodes of {target_name} cost")
     _axes(drawing, x, y, max(curve.rows[-1] for _, curve in curves), (min(values) / 1.3, max(values) * 1.3))
     drawing.line([(x(rows), y(ms)) for rows, ms in break_even], INK, dashed=True)
@@ -62,11 +50,11 @@ def _together(target: CostCurve, draft: CostCurve) -> list[Point]:
     return [(float(rows), target.predict(rows) + (rows - 1) * draft.predict(1)) for rows in target.rows]
 
 
-def _axes(drawing: Drawing, x: _LogAxis, y: _LogAxis, most_rows: int, ms: tuple[float, float]) -> None:
+def _axes(drawing: Drawing, x: LogAxis, y: LogAxis, most_rows: int, ms: tuple[float, float]) -> None:
     for rows in (2**power for power in range(most_rows.bit_length())):
         drawing.line([(x(rows), _TOP), (x(rows), _BOTTOM)], FAINT)
         drawing.text((x(rows), _BOTTOM + 18), str(rows), anchor="middle")
-    for tick in _ticks(*ms):
+    for tick in log_ticks(*ms):
         drawing.line([(_LEFT, y(tick)), (_RIGHT, y(tick))], FAINT)
         drawing.text((_LEFT - 8, y(tick) + 4), f"{tick:g}", anchor="end")
     drawing.line([(_LEFT, _TOP), (_LEFT, _BOTTOM), (_RIGHT, _BOTTOM)], INK)
@@ -74,13 +62,6 @@ def _axes(drawing: Drawing, x: _LogAxis, y: _LogAxis, most_rows: int, ms: tuple[
         ((_LEFT + _RIGHT) / 2, _HEIGHT - 16), "rows of one decode (tokens evaluated together)", anchor="middle"
     )
     drawing.text((20, (_TOP + _BOTTOM) / 2), "time of one decode (ms)", anchor="middle", turned=True)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten between two values."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _key(drawing: Drawing, index: int, color: str, text: str, *, dashed: bool = False) -> None:
