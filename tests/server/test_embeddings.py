@@ -171,6 +171,25 @@ def test_health_models_and_metrics_know_the_embedding_model(engine: EmbeddingEng
     asyncio.run(main())
 
 
+def test_texts_are_counted_as_they_are_embedded_and_props_say_what_the_model_is(engine: EmbeddingEngine) -> None:
+    async def main() -> None:
+        async with client_of(engine) as client:
+            text = "seven dogs <|im_end|>"
+            tokenised = (await client.post("/tokenize", json={"model": MODEL, "prompt": text})).json()
+            embedded = (await client.post("/v1/embeddings", json={"model": MODEL, "input": text})).json()
+            assert (tokenised["count"], tokenised["max_model_len"]) == (embedded["usage"]["prompt_tokens"], 128)
+            back = (await client.post("/detokenize", json={"tokens": tokenised["tokens"]})).json()
+            assert text in back["content"]
+            chat = await client.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})
+            assert (chat.status_code, chat.json()["error"]["param"]) == (400, "messages")
+            unknown = await client.post("/tokenize", json={"model": "nobody", "prompt": text})
+            assert unknown.status_code == 404
+            props = (await client.get("/props")).json()
+            assert (props["embeds"], props["has_chat_template"], props["n_ctx"]) == (True, False, 128)
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_has_what_is_left_dropped(engine: EmbeddingEngine) -> None:
     async def main() -> None:
         async with client_of(engine) as client:

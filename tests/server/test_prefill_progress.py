@@ -33,7 +33,7 @@ CHAT = {"messages": [{"role": "user", "content": PROMPT}]}
 def test_progress_goes_up_to_the_whole_prompt_before_the_first_token_and_says_how_long(path: str, body: Any) -> None:
     events = streamed(path, **body, stream_options={"include_progress": True, "include_usage": True})
     told = [event["progress"] for event in events if event != "[DONE]" and "progress" in event]
-    assert len(told) >= 5
+    assert len(told) >= 3  # of six steps: who reads slowly is told what is true by then
     done = [progress["done"] for progress in told]
     total = {progress["total"] for progress in told}
     assert done == sorted(set(done))

@@ -103,7 +103,7 @@ def test_templates_are_given_tools_and_what_else_the_request_names() -> None:
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour", "is not known"),
         ("/detokenize", {}, "tokens", "required"),
         ("/detokenize", {"tokens": "97"}, "tokens", ""),
-        ("/apply-template", {"messages": [{"role": "user"}]}, "messages[0].content", ""),
+        ("/apply-template", {"messages": [{"content": "a"}]}, "messages[0].role", ""),
         ("/apply-template", {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", ""),
     ],
 )
@@ -139,6 +139,7 @@ def test_props_say_what_the_server_was_started_with() -> None:
                 "max_body_bytes": 16 * 2**20,
                 "timeout": 9.0,
                 "has_chat_template": True,
+                "embeds": False,
             }
 
     asyncio.run(main())

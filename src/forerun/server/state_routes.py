@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from forerun.engine.health import EngineState
 from forerun.server.about import VERSION
 from forerun.server.openapi import ERRORS
-from forerun.server.serving import Backend, EmbeddingServing, Serving, backend_of, serving_of
+from forerun.server.serving import Backend, EmbeddingServing, Serving, backend_of
 
 router = APIRouter()
 
@@ -95,16 +95,17 @@ def health_of(backend: Backend) -> Health:
 @router.get("/props", tags=["state"], responses=ERRORS)
 async def props(request: Request) -> dict[str, Any]:
     """What the server was started with, as far as clients need to know."""
-    serving, settings = serving_of(request), backend_of(request).settings
+    loaded, settings = backend_of(request).require_loaded(), backend_of(request).settings
     return {
         "version": VERSION,
-        "model": serving.model.id,
-        "model_file": serving.model.file_name,
-        "aliases": list(serving.model.aliases),
-        "n_ctx": serving.engine.n_ctx,
-        "n_vocab": serving.engine.tokenizer.size,
+        "model": loaded.model.id,
+        "model_file": loaded.model.file_name,
+        "aliases": list(loaded.model.aliases),
+        "n_ctx": loaded.engine.n_ctx,
+        "n_vocab": loaded.engine.tokenizer.size,
         "max_queue": settings.max_queue,
         "max_body_bytes": settings.max_body_bytes,
         "timeout": settings.timeout,
-        "has_chat_template": serving.engine.has_chat_template,
+        "has_chat_template": isinstance(loaded, Serving) and loaded.engine.has_chat_template,
+        "embeds": isinstance(loaded, EmbeddingServing),
     }

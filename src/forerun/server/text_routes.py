@@ -18,7 +18,7 @@ from forerun.server.body import json_body
 from forerun.server.chat_jobs import template_message, tools_of
 from forerun.server.jobs import ChatJob, TextJob
 from forerun.server.openapi import ERRORS, takes
-from forerun.server.serving import Serving, serving_of
+from forerun.server.serving import EmbeddingServing, Serving, backend_of, serving_of
 from forerun.server.wire.tools import DetokenizeRequest, PromptFields, TemplateRequest, TokenizeRequest
 
 router = APIRouter(tags=["tokens"])
@@ -70,20 +70,33 @@ async def layout_of(serving: Serving, body: PromptFields) -> PromptLayout:
 @router.post("/tokenize", responses=ERRORS, openapi_extra=takes(TokenizeRequest), response_model=Tokens)
 async def tokenize(request: Request, body: Annotated[TokenizeRequest, json_body(TokenizeRequest)]) -> Response:
     """A prompt as token ids, with what the model wants before it."""
-    serving = serving_of(request)
-    tokens = (await layout_of(serving, body)).text_tokens.tolist()
-    content = await asyncio.to_thread(_tokens_shown, serving, tokens, with_pieces=bool(body.with_pieces))
+    loaded = backend_of(request).require_loaded()
+    if isinstance(loaded, EmbeddingServing):
+        tokens = await asyncio.to_thread(_tokens_to_embed, loaded, body)
+    else:
+        tokens = (await layout_of(loaded, body)).text_tokens.tolist()
+    content = await asyncio.to_thread(_tokens_shown, loaded, tokens, with_pieces=bool(body.with_pieces))
     return Response(content, media_type="application/json")
 
 
-def _tokens_shown(serving: Serving, tokens: list[int], *, with_pieces: bool) -> bytes:
+def _tokens_to_embed(serving: EmbeddingServing, body: TokenizeRequest) -> list[int]:
+    """A text as /v1/embeddings reads it: what it spells of control tokens is text. Raises InvalidRequestError."""
+    if body.model is not None:
+        serving.model.require(body.model)
+    if body.prompt is None:
+        raise InvalidRequestError("messages", "an embedding model reads no conversations; give a prompt")
+    tokens: list[int] = serving.engine.tokenizer.tokenize_plain(body.prompt).tolist()
+    return tokens
+
+
+def _tokens_shown(loaded: Serving | EmbeddingServing, tokens: list[int], *, with_pieces: bool) -> bytes:
     """What `Tokens` describes. Millions of tokens take seconds: to be called on a thread."""
     shown: list[Any] = tokens
     if with_pieces:
-        bytes_of = serving.engine.tokenizer.bytes_of
+        bytes_of = loaded.engine.tokenizer.bytes_of
         pieces = {token: _piece(bytes_of([token])) for token in set(tokens)}
         shown = [{"id": token, "piece": pieces[token]} for token in tokens]
-    return msgspec.json.encode({"tokens": shown, "count": len(tokens), "max_model_len": serving.engine.n_ctx})
+    return msgspec.json.encode({"tokens": shown, "count": len(tokens), "max_model_len": loaded.engine.n_ctx})
 
 
 def _piece(content: bytes) -> str | list[int]:
@@ -96,13 +109,13 @@ def _piece(content: bytes) -> str | list[int]:
 @router.post("/detokenize", responses=ERRORS, openapi_extra=takes(DetokenizeRequest))
 async def detokenize(request: Request, body: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)]) -> Text:
     """Token ids as text, control tokens as templates write them."""
-    serving = serving_of(request)
+    loaded = backend_of(request).require_loaded()
     if body.model is not None:
-        serving.require_model(body.model)
-    size = serving.engine.tokenizer.size
+        loaded.model.require(body.model)
+    size = loaded.engine.tokenizer.size
     if wrong := next((token for token in body.tokens if not 0 <= token < size), None):
         raise InvalidRequestError("tokens", f"token id {wrong} is outside the vocabulary of {size} tokens")
-    return Text(content=await asyncio.to_thread(serving.engine.tokenizer.shown, body.tokens))
+    return Text(content=await asyncio.to_thread(loaded.engine.tokenizer.shown, body.tokens))
 
 
 @router.post("/apply-template", responses=ERRORS, openapi_extra=takes(TemplateRequest))
