@@ -31,10 +31,10 @@ def round_trip(asked: Any, called: Any, result: Any, **more: Any) -> list[dict[s
 @pytest.mark.parametrize("source", [CHATML, HERMES, MISTRAL, GEMMA])
 @pytest.mark.parametrize("called", [{}, {"content": None}, {"content": ""}, {"content": []}])
 def test_a6_no_content_and_parts_give_the_same_prompt_as_text(source: str, called: dict[str, Any]) -> None:
-    parts = [{"type": "text", "text": "Find"}, {"type": "text", "text": " x"}]
-    plain = written(source, round_trip("Find x", {"content": ""}, "42"), tools=[SEARCH])
+    parts = [{"type": "text", "text": "Find"}, {"type": "text", "text": "x"}]
+    plain = written(source, round_trip("Find\nx", {"content": ""}, "42"), tools=[SEARCH])
     assert written(source, round_trip(parts, called, [{"type": "text", "text": "42"}]), tools=[SEARCH]) == plain
-    for word in ("Find x", "search", "42"):
+    for word in ("Find\nx", "search", "42"):
         assert word in plain
 
 

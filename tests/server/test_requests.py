@@ -203,8 +203,8 @@ def test_case_a6_a_tool_round_trip_may_have_content_null_absent_empty_or_in_part
                 assert response.status_code == 200, response.text
                 counts.add(response.json()["usage"]["prompt_tokens"])
             assert len(counts) == 1
-            text = "It snows"
-            parts = [{"type": "text", "text": "It "}, {"type": "text", "text": "snows"}]
+            text = "It\nsnows"
+            parts = [{"type": "text", "text": "It"}, {"type": "text", "text": "snows"}]
             for role in ("user", "system", "assistant", "tool"):
                 one, other = [
                     (await server.chat(messages=[{"role": role, "content": content}])).json()["usage"]["prompt_tokens"]

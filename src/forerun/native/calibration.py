@@ -16,15 +16,17 @@ from forerun.core.costs import CostCurve
 from forerun.devices import visible_devices
 from forerun.native.context import ContextParams, LlamaContext
 
-_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 20, 23, 24, 25, 31, 32, 33, 40, 48, 64, 65, 96, 128)
-"""Kernels work on tiles of 4 to 16 rows, so the curve has teeth: 16 rows may cost less than 15, and 17 a fifth more."""
+_ROWS = (
+    *(1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 48, 128, 96),
+    *(5, 7, 9, 13, 15, 17, 20, 23, 25, 31, 33, 40, 65),
+)
+"""The shape of the curve first, all of its length: a slow machine has no time for more. Then its teeth: kernels work on
+tiles of 4 to 16 rows, so that 16 rows may cost less than 15, and 17 a fifth more."""
 _DEEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SHALLOW, _DEEP = 256, 1024
 """Cells behind which decodes are timed, where that many can be computed in time."""
-_LEAST_APART = 96
-"""Closer depths say nothing about what cells cost."""
 _FAR_APART = 512
-"""From here on each row count has its own cost of cells."""
+"""Closer depths say less about what cells cost a few rows than the chunks say that were computed on the way."""
 _CHUNK = 64
 _REPEATS = 5
 _FIRST_PASS = 0.4
@@ -39,13 +41,16 @@ class Calibration:
         self._context = context
         self._batch = context.new_batch()
         self._tokens = np.random.default_rng(0).integers(0, context.model.vocabulary.size, context.n_batch)
+        self._chunks: list[tuple[int, float]] = []
+        """Cells held, and the milliseconds that a chunk took behind them."""
 
     def measure(self, budget: float = 6.0) -> CostCurve:
         """A curve from about `budget` seconds of decodes at most; few repeats, and fewer rows, on a slow machine.
 
         Two depths, since attention costs every row something for each cell, and the first cells more than later ones:
-        all row counts where a conversation begins, and a few further on. The fastest of the repeats counts: whatever
-        disturbs a decode makes it slower.
+        all row counts where a conversation begins, and a few further on. Where the machine is too slow to get far, what
+        cells cost is told from the chunks on the way instead. The fastest of the repeats counts: whatever disturbs a
+        decode makes it slower.
 
         Raises NativeStepError where a decode fails.
         """
@@ -54,17 +59,23 @@ class Calibration:
         shallow = self._fill(_SHALLOW, budget / 4)
         curve = self._curve(_ROWS, started + 0.7 * budget)
         deep = self._fill(_DEEP, budget / 5)
-        later: dict[int, float] = {}
-        if deep - shallow >= _LEAST_APART:
+        if deep - shallow >= _FAR_APART:
             later = self._curve([count for count in _DEEP_ROWS if count in curve], started + 1.1 * budget)
+            slopes = _slopes(curve, later, deep - shallow)
+        else:
+            slopes = tuple(rows * slope_of(self._chunks) / _CHUNK for rows in curve)
         self._context.clear_sequence(_SEQUENCE)
-        return CostCurve(tuple(curve), tuple(curve.values()), _slopes(curve, later, deep - shallow), shallow)
+        return CostCurve(tuple(curve), tuple(curve.values()), slopes, shallow)
 
     def _fill(self, depth: int, budget: float) -> int:
         """Let the sequence hold `depth` cells, or what can be computed in `budget` seconds; how many that are."""
         started, most = perf_counter(), min(depth, self._context.n_ctx // 2)
         while (held := self._held()) < most and perf_counter() - started < budget:
-            self._decode(min(self._context.n_batch, _CHUNK, most - held), held, last_output=True)
+            rows, before = min(self._context.n_batch, _CHUNK, most - held), perf_counter()
+            self._decode(rows, held, last_output=True)
+            float(self._context.logits[0, 0])  # waits for the decode
+            if rows == _CHUNK:
+                self._chunks.append((held, (perf_counter() - before) * 1e3))
         return self._held()
 
     def _curve(self, counts: Sequence[int], end: float) -> dict[int, float]:
@@ -74,23 +85,20 @@ class Calibration:
         one of several measurements of each count, not all of those of one.
         """
         first = self._first_pass(counts, perf_counter() + _FIRST_PASS * (end - perf_counter()))
-        curve = dict(first)
+        curve = dict(sorted(first.items()))
         for _ in range(_REPEATS - 1):
             for rows in curve:
-                if first[rows] > (end - perf_counter()) * 1e3:
-                    return curve
-                curve[rows] = min(curve[rows], self._time(rows) * 1e3)
+                if first[rows] <= (end - perf_counter()) * 1e3:
+                    curve[rows] = min(curve[rows], self._time(rows) * 1e3)
         return curve
 
     def _first_pass(self, counts: Sequence[int], end: float) -> dict[int, float]:
-        """As many row counts as can be measured before `end`, one at least."""
+        """As many row counts as can be measured before `end`, the first ones first, one at least."""
         curve: dict[int, float] = {}
         most = min(self._context.n_batch, self._context.n_ctx - self._held())
         for rows in counts:
-            last = next(reversed(curve), 0)
-            if rows > most or (last and curve[last] * rows / last > (end - perf_counter()) * 1e3):
-                break
-            curve[rows] = self._time(rows) * 1e3
+            if rows <= most and (not curve or _at_most(curve, rows) <= (end - perf_counter()) * 1e3):
+                curve[rows] = self._time(rows) * 1e3
         return curve
 
     def _time(self, rows: int) -> float:
@@ -122,18 +130,24 @@ class Calibration:
         self._context.decode(self._batch)
 
 
-def _slopes(curve: dict[int, float], later: dict[int, float], cells: int) -> tuple[float, ...]:
-    """Milliseconds that 1,000 cells cost decodes of each row count in `curve`, from what they cost `cells` further on.
+def _at_most(curve: dict[int, float], rows: int) -> float:
+    """What a decode takes that is as dear a row as a smaller one."""
+    smaller = max(known for known in curve if known <= rows)
+    return curve[smaller] * rows / smaller
 
-    Over a short distance the differences are as small as their noise: there, one cost for every row.
-    """
-    if not later:
-        return ()
+
+def _slopes(curve: dict[int, float], later: dict[int, float], cells: int) -> tuple[float, ...]:
+    """Milliseconds that 1,000 cells cost decodes of each row count in `curve`, from those `cells` further on."""
     growth = np.array([max(0.0, later[rows] - curve[rows]) for rows in later]) / cells * 1000
-    if cells >= _FAR_APART:
-        return tuple(np.interp(list(curve), list(later), growth).tolist())
-    a_row = float(np.median(growth / np.array(list(later))))
-    return tuple(a_row * rows for rows in curve)
+    return tuple(np.interp(list(curve), list(later), growth).tolist())
+
+
+def slope_of(times: Sequence[tuple[int, float]]) -> float:
+    """Milliseconds that 1,000 cells add, from times behind several numbers of cells: the median over all pairs, which a
+    disturbed measurement hardly moves (Theil and Sen's estimator). 0 where there are not two."""
+    pairs = [(one, other) for index, one in enumerate(times) for other in times[index + 1 :] if one[0] != other[0]]
+    slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairs]
+    return max(0.0, float(np.median(slopes))) * 1000 if slopes else 0.0
 
 
 def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str:
@@ -144,7 +158,7 @@ def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str
     build = (version("llama-cpp-python"), llama_cpp.llama_print_system_info())
     model = (os.path.realpath(path), file.st_size, file.st_mtime_ns, n_gpu_layers)
     layers = ("mtp",) if params.is_mtp else ()
-    return repr((3, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
+    return repr((4, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
 
 
 def _processor() -> str:

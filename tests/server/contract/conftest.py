@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,15 +35,17 @@ class Clients:
     url: str
     model: str
     key: str = KEY
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Clients with open connections: a test closes them, and leaves none to the collector."""
 
     def openai(self, key: str | None = None) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0)
+        return self.opened.enter_context(OpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0))
 
     def async_openai(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
 
     def anthropic(self, key: str | None = None) -> Anthropic:
-        return Anthropic(base_url=self.url, api_key=key or self.key, max_retries=0)
+        return self.opened.enter_context(Anthropic(base_url=self.url, api_key=key or self.key, max_retries=0))
 
     def async_anthropic(self) -> AsyncAnthropic:
         return AsyncAnthropic(base_url=self.url, api_key=self.key, max_retries=0)
@@ -80,12 +82,13 @@ def scripted_server() -> Iterator[Scripted]:
 
 
 @pytest.fixture
-def scripted(scripted_server: Scripted) -> Scripted:
+def scripted(scripted_server: Scripted) -> Iterator[Scripted]:
     """The scripted server with nothing to say yet."""
     service = scripted_server.service
     service.script, service.refusal = (), None
     service.jobs.clear()
-    return scripted_server
+    with scripted_server.opened:
+        yield scripted_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class Real(Clients):
 
 
 @pytest.fixture(scope="session")
-def real(smollm2_path: Path) -> Iterator[Real]:
+def real_server(smollm2_path: Path) -> Iterator[Real]:
     """A server with SmolLM2, one for all tests."""
     settings = ServerSettings(api_keys=frozenset({KEY}))
     config = EngineConfig(model=str(smollm2_path), n_ctx=2048, max_num_seqs=4)
@@ -117,3 +120,9 @@ def real(smollm2_path: Path) -> Iterator[Real]:
         yield Real(url, "smollm2", engine=engine)
     asyncio.run(engine.close())
     checker.close()
+
+
+@pytest.fixture
+def real(real_server: Real) -> Iterator[Real]:
+    with real_server.opened:
+        yield real_server
