@@ -79,7 +79,9 @@ def exact_distribution(params: SamplingParams) -> list[dict[int, float]]:
 
 @pytest.mark.parametrize("method", Verification)
 @pytest.mark.parametrize("quality", [0.0, 0.7])
-@pytest.mark.parametrize("way", EVERY_WAY)
+@pytest.mark.parametrize(
+    "way", ["plain", "penalties", *[pytest.param(way, marks=pytest.mark.slow) for way in ("top_p", "cold")]]
+)
 def test_without_a_seed_answers_have_the_target_s_distribution(way: str, quality: float, method: Verification) -> None:
     params, samples = params_of(way, seed=None), 1200
     harness = a_harness(quality, method)

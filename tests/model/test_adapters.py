@@ -163,6 +163,7 @@ def test_a_changed_adapter_under_the_same_name_finds_nothing_of_the_one_before_o
                 assert usage_of(output).cached_disk_tokens == usage_of(output).cached_tokens == expected, version
 
 
+@pytest.mark.slow
 def test_a_real_model_with_mixed_adapters_at_once_and_then_again(smollm2_path: Path) -> None:
     files = {
         "a": build_adapter(TinyAdapter(seed=1), smollm2_path),

@@ -136,7 +136,7 @@ def test_the_real_model_ends_its_turn_the_same_with_and_without_a_draft(
 ) -> None:
     question = "The secret word is {}. What is the secret word?"
     with serving(smollm2_path, draft="smollm2", speculation=N_DRAFT) as engine:
-        chats = [[{"role": "user", "content": question.format(word)}] for word in ("Zanzibar", "Cathedral", "Marzipan")]
+        chats = [[{"role": "user", "content": question.format(word)}] for word in ("Zanzibar", "Marzipan")]
         prompts = [ids_in(engine.chat_prompt(chat)) for chat in chats]
         for speculation in (None, 0):
             found = answers(engine, prompts, SamplingParams(max_tokens=48, speculation=speculation))
@@ -153,7 +153,7 @@ def test_the_real_model_ends_its_turn_the_same_with_and_without_a_draft(
 MAX_TOKENS = (1, 2, 3, 7, 8, 9, 31, 32, 33)
 
 
-@pytest.mark.parametrize("n_draft", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("n_draft", [1, 3, 16, *[pytest.param(count, marks=pytest.mark.slow) for count in (2, 8)]])
 @pytest.mark.parametrize("noise", [0.0, 0.1], ids=["draft = target", "poor draft"])
 def test_as_many_tokens_are_delivered_as_asked_for(
     n_draft: int, noise: float, tiny_model: MakeTinyModel, tiny_dense_path: Path, dense_oracle: GreedyOracle

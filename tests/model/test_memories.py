@@ -114,11 +114,11 @@ def test_answers_far_beyond_the_window_are_right_with_a_draft_that_is_mostly_wro
 
 
 def test_all_run_to_the_end_of_the_context(drafting: dict[str, Any], model: LlamaModel, oracle: GreedyOracle) -> None:
-    with serving(model.path, n_ctx=256, max_num_seqs=4, **drafting) as engine:
-        for lengths in ((200,), (256,), (30, 90, 200)):
+    with serving(model.path, n_ctx=160, max_num_seqs=4, **drafting) as engine:
+        for lengths in ((100,), (160,), (20, 60, 120)):
             prompts = [some_tokens(count, seed=100 + count) for count in lengths]
             for prompt, output in zip(prompts, answers(engine, prompts, SamplingParams()), strict=True):
-                assert_length(output, prompt, 257 - len(prompt))
+                assert_length(output, prompt, 161 - len(prompt))
                 oracle.check(prompt, output.token_ids)
 
 

@@ -52,7 +52,9 @@ def plain(tiny_dense_path: Path) -> list[Counter[int]]:
         return positions(answers(engine, [PROMPT] * SAMPLES, params))
 
 
-@pytest.mark.parametrize("way", ["draft model, by the race", "draft model, by rejection", "lookup"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("draft model, by the race", marks=pytest.mark.slow), "draft model, by rejection", "lookup"]
+)
 def test_speculation_shifts_no_distribution(
     way: str, plain: list[Counter[int]], tiny_dense_path: Path, tiny_medium_draft_path: Path
 ) -> None:

@@ -45,7 +45,13 @@ pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize(
-    ("name", "kv"), [("smollm2", "f16"), ("smollm2", "q8_0"), ("dense", "f16"), ("sliding window", "f16")]
+    ("name", "kv"),
+    [
+        ("smollm2", "f16"),
+        pytest.param("smollm2", "q8_0", marks=pytest.mark.slow),
+        ("dense", "f16"),
+        ("sliding window", "f16"),
+    ],
 )
 def test_what_was_stored_and_restored_goes_on_bit_by_bit_the_same(
     name: str, kv: str, request: pytest.FixtureRequest, load: Any, make_bench: Any

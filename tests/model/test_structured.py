@@ -54,8 +54,6 @@ def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engin
         yield drafting
 
 
-_LIKELY = 100
-
 Check = Callable[[PromptLayout, Output, Grammar], None]
 
 
@@ -65,13 +63,13 @@ def check(smollm2: LlamaModel, smollm2_oracle: GreedyOracle) -> Iterator[Check]:
     compiler = GrammarCompiler(smollm2.vocabulary)
 
     def checked(prompt: PromptLayout, output: Output, grammar: Grammar) -> None:
-        smollm2_oracle.check(ids_in(prompt), output.token_ids, _under(compiler(grammar), prompt))
+        smollm2_oracle.check(ids_in(prompt), output.token_ids, _under(compiler(grammar), prompt, smollm2_oracle.noise))
 
     yield checked
     compiler.close()
 
 
-def _under(constraint: TokenConstraint, prompt: PromptLayout) -> Edit:
+def _under(constraint: TokenConstraint, prompt: PromptLayout, noise: float) -> Edit:
     def ban(row: Logits, known: Sequence[int]) -> None:
         history = TokenHistory(prompt)
         for token in known[history.prompt_tokens :]:
@@ -79,9 +77,10 @@ def _under(constraint: TokenConstraint, prompt: PromptLayout) -> Edit:
         allowed = constraint.allowed(history, ())
         if allowed is None:
             return
-        # Where a text must come the mask has its usual tokens alone; others that spell it are taken if the model wants.
-        likely = np.argsort(row)[-_LIKELY:]
-        allowed[[token for token in likely if constraint.accepted(history, (), [int(token)])]] = True
+        # The model's first choice is taken wherever it is legal. Where a text must come, masks have its usual tokens
+        # alone, and not all that spell it.
+        firsts = np.flatnonzero(row >= row.max() - noise)
+        allowed[[token for token in firsts if constraint.accepted(history, (), [int(token)])]] = True
         row[~allowed] = -np.inf
 
     return ban
