@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from forerun.models.store import ModelStore
+from forerun.models.store import ModelStore, folder_name
 from tests.cli.conftest import Forerun
 from tests.fetch.conftest import gguf, sha256
 from tests.support.file_server import Conduct, FileServer, running_file_server
@@ -86,6 +90,23 @@ def test_a_wrong_checksum_ends_with_2_and_leaves_no_model(
     result = forerun("pull", server.url("/m.gguf"), "--sha256", "0" * 64)
     assert result.exit_code == 2
     assert f"its sha256 is {sha256(CONTENT)}, {'0' * 64} is expected" in result.stderr
+    assert store.models() == []
+
+
+def test_ctrl_c_ends_a_pull_that_waits_for_bytes_and_keeps_what_came(server: FileServer, store: ModelStore) -> None:
+    server.conduct["/m.gguf"] = [Conduct(stall_after=70_000)]
+    command = [sys.executable, "-m", "forerun", "pull", server.url("/m.gguf"), "--sha256", sha256(CONTENT)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stalled.wait(60)
+    part = store.folder / ".partial" / folder_name(server.url("/m.gguf")) / "m.gguf.part"
+    while not (part.exists() and part.stat().st_size):  # the test's own timeout ends this
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (130, "")
+    assert errors.splitlines()[-1] == "interrupted: what has come stays, and the same pull goes on from there"
+    assert 0 < part.stat().st_size <= 70_000
     assert store.models() == []
 
 

@@ -62,7 +62,7 @@ def test_a_machine_that_lacks_nothing_is_told_so_in_a_line_a_subject() -> None:
     [
         (replace(WELL, quota=1.5), "threads", "granted 1.5 CPUs' worth of time"),
         (replace(WELL, quota=0.5), "threads", "--threads 1,"),
-        (replace(WELL, load=3.0), "threads", "3.0 of 8 CPUs were busy"),
+        (replace(WELL, load=3.0), "threads", r"kept 3\.0 threads running in the last minute, on 8 CPUs"),
         (replace(WELL, governor="powersave"), "machine", "cpupower frequency-set -g performance"),
         (replace(WELL, swapped=2**31), "memory", "2.00 GiB are swapped out"),
         (replace(WELL, free=None), "memory", "does not say how much is free"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -221,6 +222,7 @@ def test_without_a_sha256_bytes_are_joined_under_the_same_etag(server: FileServe
     server.conduct[PATH] = [Conduct(cut_after=30_000)]
     assert pulled(plan_of(server, PATH), store).path.read_bytes() == CONTENT
     assert server.ranges(PATH) == [None, "bytes=30000-"]
+    assert server.asked[1].headers["If-Range"] == '"one"'
 
 
 def test_without_a_sha256_a_file_that_changed_meanwhile_is_fetched_from_the_beginning(
@@ -254,6 +256,18 @@ def test_without_a_sha256_and_a_strong_validator_nothing_is_joined(
     server.conduct[PATH] = [Conduct(cut_after=30_000)]
     assert pulled(plan_of(server, PATH), store).path.read_bytes() == CONTENT
     assert server.ranges(PATH) == [None, None]
+
+
+def test_without_a_sha256_and_a_validator_an_earlier_pulls_bytes_are_not_gone_on_with(
+    server: FileServer, store: ModelStore
+) -> None:
+    part = part_of(store)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(gguf(seed=1)[:30_000])
+    note = {"told": server.url(PATH), "total": len(CONTENT), "validator": None}
+    part.with_name("m.gguf.part.json").write_text(json.dumps(note))
+    assert pulled(plan_of(server, PATH), store).path.read_bytes() == CONTENT
+    assert server.ranges(PATH) == [None]
 
 
 def test_without_a_length_and_without_a_sha256_nothing_is_fetched(server: FileServer, store: ModelStore) -> None:

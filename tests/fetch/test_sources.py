@@ -28,6 +28,22 @@ def test_sources_are_read_and_written_alike(text: str, source: Source) -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("https://huggingface.co/o/r/blob/main/Q8/m%20x.gguf", "hf:o/r/Q8/m x.gguf"),
+        ("https://huggingface.co/o/r/resolve/main/m.gguf?download=true", "hf:o/r/m.gguf"),
+        ("https://hf.co/o/r/resolve/v1/m.gguf", "hf:o/r@v1/m.gguf"),
+        (
+            "https://huggingface.co.evil.org/o/r/blob/main/m.gguf",
+            "https://huggingface.co.evil.org/o/r/blob/main/m.gguf",
+        ),
+    ],
+)
+def test_addresses_of_the_hubs_pages_stand_for_files_of_the_hub(address: str, source: str) -> None:
+    assert str(parse_source(address)) == source
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

