@@ -33,7 +33,7 @@ def test_curves_are_shown_as_tables_and_always_measured_anew(forerun: Forerun, m
         assert shown in " ".join(result.stdout.split())
     bars = [line.count("█") for line in result.stdout.splitlines() if "█" in line]
     assert bars == [40, 20, 40], "a row among eight costs half of a lone one"
-    assert "m.gguf: a token every 50 ms beside others' prompts" in " ".join(result.stderr.split())
+    assert "m.gguf: a token every 250 ms beside others' prompts" in " ".join(result.stderr.split())
 
 
 def test_speculation_is_automatic_off_or_a_number(forerun: Forerun) -> None:

@@ -32,6 +32,8 @@ from tests.core.harness import VOCABULARY, Harness
 
 SMALL = CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (8, 16, 27, 52, 105, 212, 329, 583))
 LARGE = CostCurve((1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128), (36, 68, 96, 124, 178, 260, 328, 329, 570, 1009, 1767))
+PART = CostCurve(SMALL.rows[:5], SMALL.ms[:5])
+"""All that there was time for on a busy machine."""
 GPU = CostCurve((1, 8, 64, 128), (10, 10.5, 14, 20))
 TOOTHED = CostCurve((1, 15, 16, 17, 128), (10, 120, 90, 130, 900))
 
@@ -85,10 +87,10 @@ def test_without_measured_costs_a_step_holds_a_fixed_number_of_rows() -> None:
 
 @pytest.mark.parametrize(
     ("curve", "target"),
-    [(SMALL, READING_MS), (LARGE, 329), (GPU, SHORTEST_TARGET_MS), (CostCurve((1,), (900,)), 900)],
+    [(SMALL, READING_MS), (LARGE, 329), (GPU, SHORTEST_TARGET_MS), (CostCurve((1,), (900,)), 900), (PART, READING_MS)],
 )
 def test_the_default_target_is_where_rows_are_cheap_and_readers_do_not_wait(curve: CostCurve, target: float) -> None:
-    assert default_target_ms(curve) == target
+    assert default_target_ms(curve, 512) == target
     assert budget(curve, None).target_ms == target
 
 

@@ -32,7 +32,7 @@ def show_costs(options: ModelOptions, *, plot: Path | None, output: Path | None,
     console = Console(highlight=False)
     for path, curve in curves:
         console.print(cost_table(path.name, curve))
-    latency = default_target_ms(curves[0][1])
+    latency = default_target_ms(curves[0][1], config.max_num_batched_tokens)
     terminal.note(
         f"{curves[0][0].name}: a token every {latency:.0f} ms beside others' prompts, unless --target-itl-ms says"
     )

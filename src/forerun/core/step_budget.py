@@ -32,14 +32,15 @@ _WILD = 16.0
 """An image that seems to cost so many times its rows was disturbed, or paid for something else: clipped."""
 
 
-def default_target_ms(curve: CostCurve) -> float:
+def default_target_ms(curve: CostCurve, batch: int) -> float:
     """The inter-token latency to keep to where nobody says: small steps cost more a row (decision 23).
 
-    The shortest step that computes rows about as cheaply as any, but no longer than a reader would bear, unless rows
-    would be much dearer then; and nothing is gained below SHORTEST_TARGET_MS.
+    Where a whole batch of `batch` rows takes longer than readers bear: what they bear, unless rows would be much dearer
+    then. Else the shortest step that computes rows about as cheaply as any; nothing is gained below SHORTEST_TARGET_MS.
     """
-    cheap, bearable = (_shortest_step(curve, factor) for factor in (_CHEAP, _BEARABLE))
-    return max(SHORTEST_TARGET_MS, min(cheap, max(READING_MS, bearable)))
+    if curve.predict(batch) > READING_MS:
+        return max(READING_MS, _shortest_step(curve, _BEARABLE))
+    return max(SHORTEST_TARGET_MS, _shortest_step(curve, _CHEAP))
 
 
 def _shortest_step(curve: CostCurve, factor: float) -> float:
@@ -73,7 +74,7 @@ class StepBudget:
     def __init__(
         self, costs: LiveCosts | None, target_ms: float | None, *, max_rows: int, rows_beside_decode: int
     ) -> None:
-        """`target_ms` None: the default for the costs' curve."""
+        """`target_ms` None: the default for the costs' curve and batches of `max_rows`."""
         if min(max_rows, rows_beside_decode) < 1:
             raise ValueError(
                 f"row limits are positive, got max_rows={max_rows}, rows_beside_decode={rows_beside_decode}"
@@ -82,7 +83,7 @@ class StepBudget:
         self._max_rows = max_rows
         self._rows_beside_decode = min(rows_beside_decode, max_rows)
         self._media_factor = 1.0
-        self.target_ms = default_target_ms(costs.curve) if costs and target_ms is None else target_ms
+        self.target_ms = default_target_ms(costs.curve, max_rows) if costs and target_ms is None else target_ms
 
     def allowed_ms(self, so_far: StepSoFar) -> float:
         """Milliseconds that the step may take; without bound where nobody waits for it, or costs are not known."""
