@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +27,7 @@ from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.recorded import RecordedScheduler
 from forerun.engine.recording import Journal
 from forerun.engine_config import DEFAULT_MAX_N_CTX, MAX_AUTO_DRAFT_TOKENS, EngineConfig
-from forerun.errors import ForerunError, ModelLoadError
+from forerun.errors import ForerunError, ModelError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
@@ -73,12 +73,34 @@ class AsyncEngine(AsyncioEngine):
         return cls(build(_config(model, options), progress))
 
 
+def as_listed(config: EngineConfig) -> EngineConfig:
+    """The same, with what the catalog says of a model that is named by its id: its draft, unless the caller chose.
+
+    Idempotent. A malformed catalog is for `preflight` to tell.
+    """
+    from forerun.models.catalog_format import Method
+    from forerun.models.listed import find_listed
+
+    is_chosen = config.draft is not None or config.mtp is not None or config.speculation in (0, "off")
+    try:
+        listed = None if is_chosen else find_listed(config.model)
+    except ModelError:
+        return config
+    if listed is None or listed.method is None:
+        return config
+    if listed.draft is not None:
+        return replace(config, draft=listed.draft.source)
+    speculation = "auto" if config.speculation is None else config.speculation
+    return replace(config, speculation=speculation, mtp=None if listed.method is Method.MTP else False)
+
+
 def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:
     """Find, check and load the models, and join everything. Raises ModelError with one clear line."""
     from forerun.native.drafter import LlamaDrafter
     from forerun.native.mtp import MtpDrafter
     from forerun.native.runner import LlamaRunner
 
+    config = as_listed(config)
     factory = None if config.drafter is None else find_factory(config.drafter)
     template = given_template(config)
     found = preflight(config)
@@ -161,7 +183,7 @@ def preflight(config: EngineConfig) -> Preflight:
     """Whether models, limits and machine fit together, found out without loading weights. Raises no ModelError."""
     from forerun.models.preflight import inspect
 
-    return inspect(_Wanted(config))
+    return inspect(_Wanted(as_listed(config)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +247,7 @@ def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None
     from forerun.models.prospects import Check, judge_speed
 
     given_template(config)
+    config = as_listed(config)
     found = preflight(config)
     if not found.is_usable:
         return Check(found)
@@ -368,6 +391,7 @@ def _pace(config: EngineConfig, context: LlamaContext, progress: LoadProgress | 
 
 def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
+    config = as_listed(config)
     found = preflight(config)
     found.require_usable()
     return [(candidate.header.path, _measured(candidate, config, progress)) for candidate in found.candidates]

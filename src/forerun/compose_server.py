@@ -12,7 +12,7 @@ import uvloop
 
 from forerun.chat.choice import AUTO
 from forerun.chat.prompts import PromptWriter
-from forerun.compose import AsyncEngine, LoadProgress
+from forerun.compose import AsyncEngine, LoadProgress, as_listed
 from forerun.compose_embeddings import is_embedding_model, open_embedding_engine
 from forerun.compose_process import in_own_process
 from forerun.core.engine_limits import EngineLimits
@@ -65,7 +65,7 @@ def serve(
     """Serve until a signal comes. Raises ForerunError where the model cannot be loaded, and InvalidConfigError
     before that is tried where the port cannot be had."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, settings, told, opening, chat_format))
+        runner.run(_serve(as_listed(config), settings, told, opening, chat_format))
 
 
 async def _serve(
@@ -110,7 +110,7 @@ async def _load(
     except ForerunError as error:
         backend.failed(str(error))
         raise
-    model_id = Path(config.model).stem
+    model_id = served_id(config.model)
     if isinstance(engine, EmbeddingEngine):
         model = ServedModel(model_id, engine.model_name, backend.settings.aliases)
         backend.embedding = EmbeddingServing(engine, model)
@@ -129,6 +129,11 @@ async def _load(
         grammars=checker,
     )
     told.ready(backend.serving)
+
+
+def served_id(name: str) -> str:
+    """What clients call a model that is loaded by this name: an id as it is, of a file its name without the ending."""
+    return Path(name).name.removesuffix(".gguf")
 
 
 def limits_of(config: EngineConfig, vocabulary_size: int) -> EngineLimits:

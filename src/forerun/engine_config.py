@@ -52,7 +52,9 @@ class EngineConfig:
     """What an engine is made of. Raises InvalidConfigError, naming the field, for values that make no sense."""
 
     model: str
-    """Path of a GGUF file (a Path too), or the name of a packaged model ("smollm2")."""
+    """Path of a GGUF file (a Path too), an id of the catalog ("smollm2"), which brings its draft where `draft`, `mtp`
+    and `speculation` say nothing else, or what a model was pulled as.
+    """
     draft: str | None = None
     """A draft model with the same vocabulary, named the same way."""
     n_ctx: int | None = None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.compose import adapter_digests, chat_template, given_template, model_identity, preflight
+from forerun.compose import adapter_digests, as_listed, chat_template, given_template, model_identity, preflight
 from forerun.core.adapters import AdapterSet
 from forerun.core.cache_report import CacheLookup
 from forerun.core.config import SchedulerConfig
@@ -65,6 +65,7 @@ def look_up_on_disk(
         raise InvalidConfigError("cache_dir", "is not given: name the directory that keeps the prefixes")
     template = given_template(config)
     directory = CacheDirectory(Path(config.cache_dir), creates=False)
+    config = as_listed(config)
     found = preflight(config)
     found.require_usable()
     identity = model_identity(config, found)

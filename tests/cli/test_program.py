@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import gguf_file as gguf
+from tests.support.gguf_file import GgufFile, Tensor
+
 pytestmark = pytest.mark.model
 
 FORERUN = (sys.executable, "-m", "forerun")
@@ -62,27 +65,50 @@ def test_standard_input_and_a_pipe_work() -> None:
     assert (result.returncode, result.stdout[:4]) == (0, "The ")
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "text", "cut short", "flipped header"])
-def test_a_broken_model_file_ends_in_one_line(kind: str, tmp_path: Path, smollm2_path: Path) -> None:
-    """Case O1."""
-    path = tmp_path / "model.gguf"
-    with smollm2_path.open("rb") as file:
-        head = file.read(4_000_000)
-    contents: dict[str, bytes] = {
-        "empty": b"",
-        "text": b"Dear model,\n" * 100,
-        "cut short": head,
-        "flipped header": head[:8] + bytes(byte ^ 0xFF for byte in head[8:64]) + head[64:],
-    }
+def broken(kind: str, path: Path, smollm2_path: Path) -> None:
+    """Make at `path` what case O1 starts with."""
     if kind == "directory":
         path.mkdir()
-    elif kind != "missing":
-        path.write_bytes(contents[kind])
-    assert_refused(forerun("run", str(path), "Hello", *SMALL), str(path))
+    if kind in ("missing", "directory"):
+        return
+    whole = smollm2_path.stat().st_size
+    shares = {"cut at 1%": 0.01, "cut at 50%": 0.5, "cut at 99%": 0.99, "flipped header": 0.1}
+    with smollm2_path.open("rb") as file:
+        head = file.read(int(whole * shares.get(kind, 0)))
+    if kind == "flipped header":
+        head = head[:8] + bytes(byte ^ 0xFF for byte in head[8:64]) + head[64:]
+    projector = GgufFile({"general.architecture": gguf.text("clip")}, [Tensor("v.x", (8,), 0, bytes(32))])
+    if kind == "projector":
+        projector.write(path)
+    else:
+        path.write_bytes({"empty": b"", "text": b"Dear model,\n" * 100}.get(kind, head))
 
 
-def test_an_unknown_model_name_lists_the_known_ones() -> None:
-    assert_refused(forerun("run", "nosuchmodel", "Hello"), "nosuchmodel", "smollm2")
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("missing", "no such file"),
+        ("directory", "this is a directory"),
+        ("empty", "the file is empty"),
+        ("text", "not a GGUF file: it begins with the text 'Dear model"),
+        ("cut at 1%", "truncated"),
+        ("cut at 50%", "truncated"),
+        ("cut at 99%", "truncated"),
+        ("flipped header", "malformed GGUF header"),
+        ("projector", "this is an image or audio projector"),
+    ],
+)
+def test_a_broken_model_file_ends_in_one_line_with_its_path_and_the_kind_of_fault(
+    kind: str, fault: str, tmp_path: Path, smollm2_path: Path
+) -> None:
+    """Case O1."""
+    path = tmp_path / "model.gguf"
+    broken(kind, path, smollm2_path)
+    assert_refused(forerun("run", str(path), "Hello", *SMALL), str(path), fault)
+
+
+def test_an_unknown_model_name_is_told_with_what_may_be_meant() -> None:
+    assert_refused(forerun("run", "smollm", "Hello"), "unknown model 'smollm'", "such as smollm2")
 
 
 def test_a_draft_that_does_not_fit_is_refused_at_start(

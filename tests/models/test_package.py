@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +21,19 @@ from forerun.models.package import EMBEDDED, Bundle, Package, PackageFile, bundl
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor
 
+CLONES = 2
 WEIGHT = Tensor("token_embd.weight", (8, 3), 0, bytes(range(96)))
 
 
 def write(path: Path, **entries: bytes) -> Path:
-    GgufFile({"general.architecture": gguf.text("llama"), **entries}, [WEIGHT]).write(path)
+    keys = {
+        "general.architecture": gguf.text("llama"),
+        "llama.block_count": gguf.u32(1),
+        "llama.context_length": gguf.u32(128),
+        "llama.embedding_length": gguf.u32(8),
+        "tokenizer.ggml.model": gguf.text("gpt2"),
+    }
+    GgufFile(keys | entries, [WEIGHT]).write(path)
     return path
 
 
@@ -146,3 +158,26 @@ def test_a_projector_belongs_to_the_package_and_so_do_adapters_that_are_named(tm
     }
     assert len(ids) == 3
     assert all(re.fullmatch(r"package_[0-9a-f]{64}", one) for one in ids)
+
+
+def test_two_machines_print_the_same_key_for_the_same_files(tmp_path: Path) -> None:
+    """Two clones of Forerun, at other paths, with other homes, and the files under other names."""
+    source = Path(__file__).resolve().parents[2] / "src"
+    printed = set()
+    for number in range(CLONES):
+        machine = tmp_path / f"machine{number}"
+        shutil.copytree(source, machine / "clone", ignore=shutil.ignore_patterns("__pycache__"))
+        models = machine / f"models{number}"
+        models.mkdir()
+        target = write(models / f"target{number}.gguf")
+        draft = write(models / f"draft{number}.gguf", **{"general.name": gguf.text("draft")})
+        environment = os.environ | {
+            "PYTHONPATH": str(machine / "clone"),
+            "HOME": str(machine),
+            "XDG_CACHE_HOME": str(machine / "cache"),
+        }
+        command = [sys.executable, "-m", "forerun", "models", "key", str(target), "--draft", str(draft)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+        printed.add(done.stdout)
+    (text,) = printed
+    assert re.fullmatch(r"bundle_[0-9a-f]{64}\n", text)

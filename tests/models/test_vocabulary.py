@@ -38,6 +38,34 @@ def small(path: Path, **changes: bytes | None) -> Path:
     return path
 
 
+QWEN_TOKENS, R1_TOKENS, SPECIAL = 151_936, 152_064, 151_643
+
+
+def qwen_like(path: Path, size: int, special: dict[int, str], **changes: bytes) -> Path:
+    """A vocabulary that is Qwen's up to SPECIAL, in shape: then special tokens, then padding that nobody uses."""
+    names = [f"t{index}" for index in range(SPECIAL + 22)]
+    for index, name in special.items():
+        names[index] = name
+    padding = size - len(names)
+    tokens = [name.encode() for name in names] + [b"[PAD%d]" % index for index in range(len(names), size)]
+    types = [1] * SPECIAL + [3] * 22 + [5] * padding
+    return small(path, tokens=gguf.string_array(tokens), token_type=gguf.i32_array(types), **changes)
+
+
+def test_deepseek_s_vocabulary_is_refused_as_a_draft_for_qwen_with_both_sizes_and_the_first_difference(
+    tmp_path: Path,
+) -> None:
+    """DeepSeek-R1-Distill-Qwen looks like Qwen: the same tokens, but for the special ones, and more padding."""
+    ours = {SPECIAL: "<|endoftext|>", SPECIAL + 1: "<|im_start|>", SPECIAL + 2: "<|im_end|>"}
+    theirs = {SPECIAL: "<end_of_sentence>", SPECIAL + 1: "<User>", SPECIAL + 2: "<Assistant>"}
+    target = qwen_like(tmp_path / "qwen.gguf", QWEN_TOKENS, ours, pre=gguf.text("qwen2"))
+    draft = qwen_like(tmp_path / "r1.gguf", R1_TOKENS, theirs, pre=gguf.text("deepseek-r1-qwen"))
+    told = difference(target, draft)
+    assert "their vocabularies (151936 and 152064 tokens) differ" in told
+    assert "tokenizer pre 'qwen2' against 'deepseek-r1-qwen'" in told
+    assert "3 of 151936 tokens differ: token 151643: '<|endoftext|>' against '<end_of_sentence>'" in told
+
+
 def test_models_with_the_same_vocabulary_are_accepted(
     tiny_dense_path: Path, tiny_poor_draft_path: Path, smollm2_path: Path
 ) -> None:

@@ -70,7 +70,11 @@ class ModelOptions:
     """Which model, and how much memory and compute it gets."""
 
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Path of a GGUF file, or the name of a packaged model: smollm2.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Path of a GGUF file, or an id such as smollm2 (`forerun models list`), which brings its draft.",
+        ),
     ]
     draft: Annotated[
         str | None,

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -52,13 +53,17 @@ def load_catalog() -> Catalog:
     """All models that have an id. Raises CatalogError naming file and field."""
     models: dict[str, ListedModel] = {}
     sources: dict[str, str] = {}
-    shipped = parse_catalog(files("forerun.models").joinpath(_SHIPPED).read_bytes(), _SHIPPED)
-    documents = [("shipped", shipped), *((str(path), _read(path)) for path in user_catalogs())]
+    documents = [("shipped", _shipped()), *((str(path), _read(path)) for path in user_catalogs())]
     for source, document in documents:
         for model in document.models:
             models[model.id] = model
             sources[model.id] = source
     return Catalog(models, sources)
+
+
+@cache
+def _shipped() -> CatalogDocument:
+    return parse_catalog(files("forerun.models").joinpath(_SHIPPED).read_bytes(), _SHIPPED)
 
 
 def user_catalogs() -> list[Path]:

@@ -13,6 +13,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from forerun.models.split_names import part_names
+
 Id = Annotated[
     str,
     Meta(
@@ -44,7 +46,6 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of 
 Size = Annotated[int, Meta(ge=1, le=2**50, description="Bytes.")]
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_PART: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class FileRole(StrEnum):
@@ -230,17 +231,7 @@ def _check_revision(repository: str, revision: str | None) -> None:
 
 def _check_parts(names: list[str]) -> None:
     """One file; or all parts of a split one, which llama.cpp finds by their names."""
-    doubled = next((name for index, name in enumerate(names) if name in names[:index]), None)
-    if doubled is not None:
-        raise ValueError(f"files: {doubled!r} is there twice")
-    matches = [_PART.fullmatch(name) for name in names]
-    if len(names) == 1 and matches[0] is None:
-        return
-    count = len(names)
-    for number, match in enumerate(matches, start=1):
-        if match is None or matches[0] is None or match[1] != matches[0][1] or int(match[2]) != number:
-            raise ValueError(
-                f"files[{number - 1}].file: expected part {number} of {count} (...-{number:05}-of-{count:05}.gguf)"
-            )
-        if int(match[3]) != count:
-            raise ValueError(f"files: {count} of {int(match[3])} parts are listed: list all, in order")
+    expected = part_names(names[0])
+    if tuple(names) != expected:
+        first = f"part 1 of {len(expected)}" if len(expected) > 1 else "no part of a split model"
+        raise ValueError(f"files: one file, or all parts of a split one in order; {names[0]!r} is {first}")

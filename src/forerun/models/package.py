@@ -1,25 +1,23 @@
 """What a model is by its content: the same for the same files, wherever they lie and whatever they are called.
 
 A *package* is the files of one model, each with its role. A *bundle* is a target's package and what drafts for it: two
-engines of one bundle compute the same KV for both, so stored prefixes are kept under its key.
+engines of one bundle compute the same KV for both, so stored prefixes are kept under its key (decision 26).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from forerun.models.catalog_format import FileRole, Method
 from forerun.models.file_digest import Progress, file_digest
 from forerun.models.gguf_header import GgufHeader
+from forerun.models.split_names import part_names
 
-_FIRST_PART: Final = re.compile(r"(.*)-00001-of-\d{5}\.gguf")
-_MOST_PARTS: Final = 999
 _VERSION: Final = 1
 """Of what ids and keys are made from: another one means other ids for the same files."""
 
@@ -42,7 +40,7 @@ class Package:
 
     @property
     def id(self) -> str:
-        """ "package_" and 64 hexadecimal digits. The order in which the files were named does not matter."""
+        """64 hexadecimal digits behind "package_". The order in which the files were named does not matter."""
         files = [{"role": str(file.role), "sha256": file.sha256} for file in sorted(self.files)]
         return _named("package", {"version": _VERSION, "files": files})
 
@@ -55,8 +53,8 @@ class Bundle:
     """Its package's id."""
     method: Method = Method.NGRAM
     """What drafts besides the request's own text and past outputs, which need no file and are there for every model."""
-    draft: str | Literal["embedded"] | None = None
-    """Where the draft comes from: a package's id, the target's own file, or nowhere."""
+    draft: str | None = None
+    """Where the draft comes from: a package's id, EMBEDDED in the target's own file, or None, nowhere."""
 
     def __post_init__(self) -> None:
         expected = {Method.NGRAM: self.draft is None, Method.MTP: self.draft == EMBEDDED}
@@ -65,7 +63,7 @@ class Bundle:
 
     @property
     def key(self) -> str:
-        """ "bundle_" and 64 hexadecimal digits: equal on every machine for the same files."""
+        """64 hexadecimal digits behind "bundle_": equal on every machine for the same files."""
         draft = {"source": "none" if self.draft is None else EMBEDDED if self.draft == EMBEDDED else "package"}
         if self.draft not in (None, EMBEDDED):
             draft["package"] = self.draft
@@ -84,11 +82,10 @@ def part_paths(header: GgufHeader) -> tuple[Path, ...]:
 
     Those are their names, as llama.cpp finds them; whether they are there is not looked at.
     """
-    count = header.integer("split.count") or 1
-    match = _FIRST_PART.fullmatch(header.path.name)
-    if match is None or not 1 < count <= _MOST_PARTS:
+    names = part_names(header.path.name)
+    if len(names) != (header.integer("split.count") or 1):
         return (header.path,)
-    return tuple(header.path.with_name(f"{match[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1))
+    return tuple(header.path.with_name(name) for name in names)
 
 
 def package_of(

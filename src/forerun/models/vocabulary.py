@@ -69,8 +69,10 @@ def require_same_vocabulary(target: GgufHeader, draft: GgufHeader) -> Vocabulary
     """
     comparison = compare_vocabularies(target, draft)
     if comparison.differences:
+        sizes = [len(tokens) if (tokens := _array(header, "tokens")) else 0 for header in (target, draft)]
         raise IncompatibleDraftError(
-            f"draft {draft.path} cannot draft for {target.path}: their vocabularies differ: "
+            f"draft {draft.path} cannot draft for {target.path}: their vocabularies ({sizes[0]} and {sizes[1]} tokens) "
+            "differ: "
             f"{'; '.join(comparison.differences)} "
             "(target against draft); choose a draft of the same model family, or switch the draft off"
         )
