@@ -301,6 +301,22 @@ def test_a_prompt_of_token_ids_may_be_longer_than_a_body_has_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("temprature", "temprature: is not known here (did you mean temperature?); GET /docs shows what is"),
+        ("max_token", "max_token: is not known here (did you mean max_tokens?); GET /docs shows what is"),
+        ("colour", "colour: is not known here; GET /docs shows what is"),
+        ("temperature" * 5_000, "is not known here; GET /docs shows what is"),
+    ],
+)
+def test_a_misspelt_field_is_told_what_it_was_probably_to_be(name: str, said: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        validated(ChatRequest, {**HELLO_BODY, name: 1})
+    assert str(caught.value).endswith(said)
+    assert caught.value.problem.code == "unknown_parameter"
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"messages": [5] * 300_000}, "messages[0]: input should be a valid dictionary"),

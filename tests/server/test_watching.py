@@ -254,6 +254,21 @@ def test_a_line_of_the_log_has_the_request_in_numbers(caplog: pytest.LogCaptureF
     assert "prompt_tokens" not in refused
 
 
+def test_probes_of_a_server_that_loads_or_is_ready_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "forerun.requests")
+
+    async def main() -> None:
+        async with served() as server:
+            assert (await server.client.get("/health")).status_code == 200
+            server.backend.serving = None
+            assert (await server.client.get("/health")).status_code == 503
+            assert caplog.records == []
+            await server.chat()  # what wants an answer is told
+            assert len(caplog.records) == 1
+
+    asyncio.run(main())
+
+
 def test_a_request_whose_client_leaves_is_told_as_aborted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "forerun.requests")
     record = RequestRecord(

@@ -6,9 +6,10 @@ Errors name the field.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -27,6 +28,9 @@ _LONG_BODY: Final = 64 * 2**10
 _SHOWN_PROBLEMS: Final = 3
 _MANY_PROBLEMS: Final = 200
 """More are not looked at one by one."""
+_LOOKED_AT: Final = 20
+"""For words about them; some say the same."""
+_LONGEST_NAME: Final = 50
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxdict = 20
 _SHORT.maxstring = 100
@@ -97,18 +101,21 @@ def validated(model: type[T], value: Any) -> T:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise _invalid(error, known=model.model_fields) from None
     except RecursionError:
         raise _bad_json("the JSON is nested too deeply") from None
 
 
-def _invalid(error: ValidationError) -> ProblemError:
+def _invalid(error: ValidationError, known: Iterable[str]) -> ProblemError:
     if (count := error.error_count()) > _MANY_PROBLEMS:
-        many = f"the body has {count} fields that are wrong or not known here; docs/openai-compat.md lists what is"
+        many = f"the body has {count} fields that are wrong or not known here; GET /docs shows what is"
         return ProblemError(Problem(status=400, message=many, code="invalid_value"))
     found = _deepest(error.errors(include_url=False, include_context=False))
     params = [_param(one) for one in found]
-    said = [f"{param}: {_said(one)}" if param else _said(one) for param, one in zip(params, found, strict=True)]
+    said = [
+        f"{param}: {_said(one, known)}" if param else _said(one, known)
+        for param, one in zip(params[:_LOOKED_AT], found[:_LOOKED_AT], strict=True)
+    ]
     message = "; ".join(list(dict.fromkeys(said))[:_SHOWN_PROBLEMS])
     code = "unknown_parameter" if found[0]["type"] == "extra_forbidden" else "invalid_value"
     return ProblemError(Problem(status=400, message=message, param=params[0] or None, code=code))
@@ -122,10 +129,10 @@ def _deepest(found: list[Any]) -> list[Any]:
     return [one for one, path in zip(found, paths, strict=True) if path not in around]
 
 
-def _said(one: Any) -> str:
+def _said(one: Any, known: Iterable[str]) -> str:
     match one["type"]:
         case "extra_forbidden":
-            return "is not known here; docs/openai-compat.md lists what is"
+            return f"is not known here{_meant(one['loc'], known)}; GET /docs shows what is"
         case "missing":
             return "is required"
         case "value_error":
@@ -133,6 +140,13 @@ def _said(one: Any) -> str:
     shown = _shown(one["input"])
     text = str(one["msg"])
     return f"{text[:1].lower()}{text[1:]}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+
+
+def _meant(path: Sequence[int | str], known: Iterable[str]) -> str:
+    """What a field of the request itself, misspelt, was probably to be."""
+    name = str(path[0])
+    alike = difflib.get_close_matches(name, known, 1) if len(path) == 1 and len(name) <= _LONGEST_NAME else []
+    return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def _shown(value: Any) -> str:

@@ -84,11 +84,16 @@ def _problem_of_http(error: BaseException) -> Problem:
             where = ".".join(str(part) for part in first["loc"][1:])
             return Problem(status=400, message=f"{where}: {first['msg']}", param=where or None, code="invalid_value")
         case HTTPException():
-            return Problem(status=error.status_code, message=str(error.detail), code=_CODES.get(error.status_code))
+            said = _SAID.get(error.status_code, str(error.detail))
+            return Problem(status=error.status_code, message=said, code=_CODES.get(error.status_code))
     return Problem(status=500, message="the server failed; its log says how", kind="server_error", code="internal")
 
 
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+_SAID: Final = {
+    404: "this server has no such route; GET /docs shows all it has",
+    405: "this route takes another method; GET /docs shows which",
+}
 
 
 def _server_problem(status: int, error: ForerunError, code: str, retry_after: float | None = None) -> Problem:

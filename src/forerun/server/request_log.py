@@ -14,7 +14,8 @@ logger = logging.getLogger("forerun.requests")
 Value: TypeAlias = str | int | float | bool | None
 _QUIET_ROUTES: Final = frozenset({"/health", "/metrics"})
 """What is asked every few seconds is told only where it went wrong."""
-_WRONG: Final = 400
+_USUAL: Final = frozenset({200, 503})
+"""A server that loads or restarts says so when it begins to, not to each who asks."""
 
 
 def write_to(stream: TextIO) -> None:
@@ -42,7 +43,7 @@ class RequestLog:
         pass
 
     def finished(self, record: RequestRecord) -> None:
-        if record.route in _QUIET_ROUTES and record.status < _WRONG:
+        if record.route in _QUIET_ROUTES and record.status in _USUAL:
             return
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", self._write(log_fields(record)))

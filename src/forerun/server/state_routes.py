@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from forerun.engine.health import EngineState
 from forerun.server.about import VERSION
@@ -54,6 +54,12 @@ def _model(serving: Serving | EmbeddingServing) -> Model:
     model = serving.model
     aliases = [name for name in model.names if name != model.id]
     return Model(id=model.id, created=model.created, max_model_len=serving.engine.n_ctx, aliases=aliases)
+
+
+@router.get("/", include_in_schema=False)
+async def start() -> Response:
+    """For who opens the address in a browser."""
+    return RedirectResponse("docs")
 
 
 @router.get("/v1/models", tags=["OpenAI"], responses=ERRORS)
