@@ -133,7 +133,8 @@ def test_removing_one_that_is_not_here_deletes_none_of_the_others(
 
 
 def test_what_was_not_pulled_to_its_end_can_be_removed(forerun: Forerun, server: FileServer, store: ModelStore) -> None:
-    server.conduct["/m.gguf"] = [Conduct(content=b"<html>")]
+    server.conduct["/m.gguf"] = [Conduct(cut_after=50_000), Conduct(status=404)]
+    server.headers["/m.gguf"] = {"ETag": '"one"'}
     forerun("pull", server.url("/m.gguf"))
     assert len(store.partials()) == 1
     assert forerun("models", "rm", server.url("/m.gguf"), "--yes").exit_code == 0

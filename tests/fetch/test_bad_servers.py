@@ -29,6 +29,12 @@ def part_of(store: ModelStore) -> Path:
     return store.folder / ".partial/m/m.gguf.part"
 
 
+def kept(store: ModelStore) -> int:
+    """Bytes of an unfinished file."""
+    part = part_of(store)
+    return part.stat().st_size if part.exists() else 0
+
+
 def test_a_file_is_placed_under_its_name_with_nothing_beside_it_but_the_manifest(
     server: FileServer, store: ModelStore
 ) -> None:
@@ -53,7 +59,7 @@ def test_a_pull_that_failed_leaves_what_came_and_the_next_one_goes_on_from_there
     with pytest.raises(DownloadError, match=r"m\.gguf: the server answered 503 .*the next pull goes on from there"):
         pulled(plan, store)
     assert store.models() == []
-    assert part_of(store).stat().st_size == 40_000
+    assert kept(store) == 40_000
     assert pulled(plan, store).path.read_bytes() == CONTENT
     assert server.ranges(PATH)[-1] == "bytes=40000-"
 
@@ -77,7 +83,7 @@ def test_wrong_bytes_of_the_right_length_are_deleted_and_named(server: FileServe
     with pytest.raises(DownloadError, match=r"its sha256 is [0-9a-f]{64}, [0-9a-f]{64} is expected"):
         pulled(plan_of(server, PATH, knows=CONTENT), store)
     assert store.models() == []
-    assert part_of(store).stat().st_size == 0
+    assert kept(store) == 0
 
 
 def test_wrong_bytes_that_were_joined_from_two_connections_are_fetched_once_more_from_the_beginning(
@@ -146,14 +152,14 @@ def test_a_file_of_another_length_is_refused_before_it_is_fetched(
     server.files[PATH] = (CONTENT + bytes(32))[:length]
     with pytest.raises(DownloadError, match=f"has {length} bytes, {len(CONTENT)} are expected"):
         pulled(plan_of(server, PATH, knows=CONTENT), store)
-    assert part_of(store).stat().st_size == 0
+    assert kept(store) == 0
 
 
 def test_a_web_page_in_place_of_a_model_is_refused_at_its_first_bytes(server: FileServer, store: ModelStore) -> None:
     server.files[PATH] = b"<!DOCTYPE html><title>Log in</title>" + bytes(10**6)
     with pytest.raises(DownloadError, match="sends no GGUF: it looks like a web page"):
         pulled(plan_of(server, PATH), store)
-    assert part_of(store).stat().st_size == 0
+    assert kept(store) == 0
 
 
 def test_a_stalled_connection_counts_as_cut(server: FileServer, store: ModelStore) -> None:
@@ -201,6 +207,7 @@ def test_a_host_that_cannot_be_reached_ends_in_one_line(server: FileServer, stor
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1 cannot be reached") as refused:
         pulled(plan_of(server, PATH, knows=CONTENT), store)
     assert "\n" not in str(refused.value)
+    assert store.partials() == []
 
 
 def test_redirects_are_followed_and_a_circle_is_not(server: FileServer, store: ModelStore) -> None:
@@ -282,7 +289,7 @@ def test_a_length_nobody_has_room_for_is_refused_before_a_byte_is_written(
     server.conduct[PATH] = [Conduct(cut_after=10_000, headers={"Content-Length": str(2**41)}, says_no_length=True)]
     with pytest.raises(DownloadError, match="make room, or name another folder in FORERUN_MODELS"):
         pulled(plan_of(server, PATH), store)
-    assert part_of(store).stat().st_size == 0
+    assert kept(store) == 0
 
 
 def test_what_claims_to_be_a_model_and_is_cut_is_deleted(server: FileServer, store: ModelStore) -> None:
@@ -290,7 +297,7 @@ def test_what_claims_to_be_a_model_and_is_cut_is_deleted(server: FileServer, sto
     with pytest.raises(DownloadError, match="what came is cut and was deleted"):
         pulled(plan_of(server, PATH), store)
     assert store.models() == []
-    assert not part_of(store).exists()
+    assert kept(store) == 0
 
 
 # --- the machine ---
@@ -324,7 +331,7 @@ def test_a_cancelled_pull_keeps_what_came_and_frees_the_lock(server: FileServer,
             await task
 
     asyncio.run(cancelled())
-    assert part_of(store).stat().st_size == 50_000
+    assert kept(store) == 50_000
     assert pulled(plan, store).path.read_bytes() == CONTENT
     assert server.ranges(PATH)[-1] == "bytes=50000-"
 

@@ -89,6 +89,12 @@ def test_a_folder_whose_manifest_cannot_be_believed_is_passed_over_and_can_be_re
     assert not (store.folder / "m").exists()
 
 
+def test_a_manifest_that_was_copied_from_another_model_is_not_found_as_this_one(store: ModelStore) -> None:
+    placed(store, "other")
+    (store.folder / "other").rename(store.folder / "m")
+    assert store.find("m") is None
+
+
 def test_removing_takes_what_was_not_pulled_to_its_end_as_well(store: ModelStore) -> None:
     size = placed(store).size
     (store.staging("m") / "m.gguf.part").write_bytes(b"half")

@@ -110,7 +110,11 @@ class _Puller:
 
     async def _pull(self, plan: PullPlan) -> StoredModel:
         staging = self.store.staging(plan.id)
-        fetched = await self._fetch_files(plan, staging)
+        try:
+            fetched = await self._fetch_files(plan, staging)
+        except DownloadError:
+            self.store.forget_staging(plan.id)
+            raise
         self.listener.checks(plan)
         for file in plan.files:
             os.replace(fetched[file.name].path, staging / file.name)

@@ -158,6 +158,12 @@ class ModelStore:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def forget_staging(self, model_id: str) -> None:
+        """Drop the folder of `staging` where nothing came. The caller holds the model's lock."""
+        folder = self.folder / PARTIAL / folder_name(model_id)
+        if folder.is_dir() and not any(entry.stat().st_size for entry in folder.glob("*.part")):
+            shutil.rmtree(folder)
+
     def place(self, model_id: str, origin: str, files: tuple[StoredFile, ...]) -> StoredModel:
         """Make a model of what was gathered: the files under their names, nothing else beside them.
 
