@@ -10,7 +10,7 @@ import pytest
 
 from forerun import Drafter, DrafterContext, DraftRequest, InvalidConfigError, Proposal, SamplingParams
 from forerun.core.config import SchedulerConfig
-from forerun.core.scheduler import own_lookups
+from forerun.core.lookups import own_lookups
 from forerun.plugins import OWN_NAMES, find_factory, make_drafter
 from forerun.testing import FakeVocabulary
 from tests.cli.conftest import FakeBuild, Forerun, fake_build, forerun

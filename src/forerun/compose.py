@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 from forerun.compose_tiers import OpenTiers, open_tiers
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.lookups import own_lookups
 from forerun.core.memory import DENSE, MemoryKind
-from forerun.core.scheduler import Scheduler, own_lookups
+from forerun.core.scheduler import Scheduler
 from forerun.core.step import Drafter
 from forerun.core.synthetic import SyntheticAcceptance
 from forerun.core.verification import verify

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
-from forerun.core.scheduler import RESERVED_NAMES
+from forerun.core.lookups import RESERVED_NAMES
 from forerun.core.step import Drafter, Vocabulary
 from forerun.errors import InvalidConfigError
 

@@ -15,7 +15,7 @@ from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import FailureKind, PrefillRows, StepFailure, StepPlan
-from forerun.core.turns import AdapterTurns
+from forerun.core.turns import Turn, Turns
 from forerun.errors import InvalidRequestError
 from forerun.testing import FAKE_SIZES, FakeDrafter, FakeRunner, FakeStore
 from tests.core.harness import VOCABULARY, Harness
@@ -218,12 +218,12 @@ def test_a_set_whose_requests_have_ended_loses_its_turn() -> None:
 
 
 def test_a_set_waits_for_each_other_set_once_however_many_new_ones_come() -> None:
-    turns = AdapterTurns(lambda: BatchPlanner(quantum=8))
-    old = adapter_set("old")
+    turns = Turns(lambda: BatchPlanner(quantum=8))
+    old = Turn(adapter_set("old"))
     waited = 0
     for step in range(50):
-        newcomer = adapter_set(f"new {step}")
-        first, *_ = turns.in_turn([old, adapter_set("steady"), newcomer])
+        newcomer = Turn(adapter_set(f"new {step}"))
+        first, *_ = turns.in_turn([old, Turn(adapter_set("steady")), newcomer])
         turns.served(first)
         waited = 0 if first == old else waited + 1
         assert waited <= 3
@@ -267,7 +267,7 @@ def test_a_set_that_can_do_nothing_passes_its_turn_on() -> None:
     to.step()
     image = PromptLayout([PromptSegment.text([1]), PromptSegment.media("image", 40, 40), PromptSegment.text([2])])
     to.add("image", image, SamplingParams(max_tokens=4, adapters="b", ignore_eos=True))
-    with patch.object(to.scheduler, "_preempt_youngest", side_effect=AssertionError("somebody was pushed out")):
+    with patch.object(to.scheduler._parking, "park_one", side_effect=AssertionError("somebody was pushed out")):
         to.run()
     to.assert_all_right()
     a, b = adapter_set("a"), adapter_set("b")

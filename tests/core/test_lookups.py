@@ -11,9 +11,10 @@ import pytest
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.drafting import NgramDrafter
+from forerun.core.lookups import own_lookups
 from forerun.core.prompt import Tokens
 from forerun.core.request import ForcedTokens, SamplingParams
-from forerun.core.scheduler import Scheduler, own_lookups
+from forerun.core.scheduler import Scheduler
 from forerun.core.step import Drafter, DraftRequest, Proposal
 from forerun.core.suffix import SuffixIndex
 from forerun.testing import FakeRunner

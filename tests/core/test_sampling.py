@@ -17,7 +17,14 @@ from forerun.core.history import MEDIA_TOKEN, TokenHistory
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.race import uniform
 from forerun.core.request import SamplingParams
-from forerun.core.sampling import BrokenLogitsError, SamplingContext, candidates, sample, token_logprobs
+from forerun.core.sampling import (
+    BrokenLogitsError,
+    NothingToChooseError,
+    SamplingContext,
+    candidates,
+    sample,
+    token_logprobs,
+)
 from forerun.core.verification import Verified, verify
 from tests.core.statistics import chi_square, chi_square_limit
 
@@ -268,9 +275,7 @@ EVERY_WAY = [
 
 
 @pytest.mark.parametrize("params", EVERY_WAY)
-@pytest.mark.parametrize(
-    "logits", [[0.0, math.nan, 1.0], [math.nan] * 3, [math.inf, 0.0, 0.0], [-math.inf] * 3], ids=str
-)
+@pytest.mark.parametrize("logits", [[0.0, math.nan, 1.0], [math.nan] * 3, [math.inf, 0.0, 0.0]], ids=str)
 def test_logits_that_are_not_finite_are_an_error(params: SamplingParams, logits: list[float]) -> None:
     row = np.array(logits, np.float32)
     before = row.tobytes()
@@ -281,7 +286,7 @@ def test_logits_that_are_not_finite_are_an_error(params: SamplingParams, logits:
 
 def test_banning_everything_is_an_error_of_that_request() -> None:
     params = SamplingParams(logit_bias=dict.fromkeys(range(3), -math.inf))
-    with pytest.raises(BrokenLogitsError, match="banned"):
+    with pytest.raises(NothingToChooseError, match="banned"):
         sample(np.zeros(3, np.float32), a_context(params))
 
 

@@ -20,7 +20,7 @@ from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, Tokens
 from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Request, SamplingParams
 from forerun.core.scheduler import Scheduler
-from forerun.core.step import FailureKind, StepFailure, StepPlan, changed_sequence
+from forerun.core.step import FailureKind, SequenceFault, StepFailure, StepPlan, changed_sequence
 from forerun.errors import GrammarFailedError
 from forerun.testing import FAKE_SIZES, FakeConstraint, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary, naive_answer
 
@@ -132,10 +132,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.start_engine()
         self.requests: dict[str, Request] = {}
         self.deltas: dict[str, list[OutputDelta]] = {}
-        self.poisoned: set[str] = set()
+        self.poisoned: dict[str, FailureKind | None] = {}
+        """How every step with a request in it fails; None: that request's rows alone."""
         self.struck: dict[str, int] = {}
-        """How many failed steps a request was part of: the second one, alone, ends it."""
-        self.fail_next = False
+        """How many failed steps a request was part of: the third one, alone, ends it."""
+        self.fail_next: FailureKind | None = None
+        self.behind: set[str] = set()
+        """Requests whose readers are."""
         self.steps = 0
         self.now = 0.0
 
@@ -176,14 +179,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.store = self.store.restarted()
         self.start_engine()
 
-    def faults(self, plan: StepPlan) -> StepFailure | None:
-        failed = self.fail_next
-        self.fail_next = False
-        in_step = {self.scheduler.request_of(sequence_id) for sequence_id in plan.sequence_ids()}
-        if failed or in_step & self.poisoned:
-            self.struck.update({key: self.struck.get(key, 0) + 1 for key in in_step if key is not None})
-            return StepFailure(FailureKind.FAILED, "on demand")
-        return None
+    def faults(self, plan: StepPlan) -> StepFailure | dict[int, SequenceFault] | None:
+        kind, self.fail_next = self.fail_next, None
+        in_step = {sequence_id: self.scheduler.request_of(sequence_id) for sequence_id in plan.sequence_ids()}
+        kinds = [kind, *(self.poisoned.get(key or "") for key in in_step.values())]
+        failing = next((kind for kind in kinds if kind is not None), None)
+        if failing is not None:
+            self.struck.update({key: self.struck.get(key, 0) + 1 for key in in_step.values() if key is not None})
+            return StepFailure(failing, "on demand")
+        sampled = {row.sequence_id for row in (*plan.decode, *plan.prefill) if row.sampling is not None}
+        return {
+            sequence_id: SequenceFault("on demand", is_own=len(key or "") % 2 == 0)
+            for sequence_id, key in in_step.items()
+            if sequence_id in sampled and key in self.poisoned
+        }
 
     @rule(
         layout=layouts,
@@ -253,6 +262,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if result.failure is not None:
             assert result.failure.message == "on demand" or result.unrestorable, result.failure
         for delta in self.scheduler.update(plan, result):
+            assert delta.request_id not in self.behind
             self.deltas[delta.request_id].append(delta)
 
     @rule(steps=st.integers(2, 12))
@@ -270,15 +280,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.deltas[delta.request_id].append(delta)
         assert self.scheduler.abort(delta.request_id, self.now) is None
 
-    @rule()
-    def fail_the_next_step(self) -> None:
-        self.fail_next = True
-
     @precondition(lambda self: len(self.finished()) < len(self.requests))
     @rule(data=st.data())
-    def poison(self, data: st.DataObject) -> None:
-        """From now on every step with this request in it fails."""
-        self.poisoned.add(data.draw(st.sampled_from(sorted(self.requests.keys() - self.finished()))))
+    def fall_behind(self, data: st.DataObject) -> None:
+        """A reader: its request is paused."""
+        request_id = data.draw(st.sampled_from(sorted(self.requests.keys() - self.finished())))
+        self.scheduler.pause(request_id)
+        self.behind.add(request_id)
+
+    @precondition(lambda self: self.behind)
+    @rule(data=st.data())
+    def catch_up(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.behind)))
+        self.scheduler.resume(request_id)
+        self.behind.discard(request_id)
+
+    @rule(kind=st.sampled_from(FailureKind))
+    def fail_the_next_step(self, kind: FailureKind) -> None:
+        self.fail_next = kind
+
+    @precondition(lambda self: len(self.finished()) < len(self.requests))
+    @rule(data=st.data(), kind=st.sampled_from([*FailureKind, None]))
+    def poison(self, data: st.DataObject, kind: FailureKind | None) -> None:
+        """From now on every step with this request in it fails, or (None) its rows alone do."""
+        self.poisoned[data.draw(st.sampled_from(sorted(self.requests.keys() - self.finished())))] = kind
 
     def finished(self) -> set[str]:
         return {key for key, deltas in self.deltas.items() if deltas and deltas[-1].finish_reason is not None}
@@ -344,7 +369,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(last.error, GrammarFailedError):
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
         elif last.finish_reason is FinishReason.ERROR:
-            assert key in self.poisoned or self.struck[key] > 1
+            assert key in self.poisoned or self.struck[key] > 2
         elif last.finish_reason is not FinishReason.ABORT:
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
             if request.params.logprobs is not None:
@@ -355,6 +380,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everyone finishes within a bounded number of steps, and nothing leaks."""
         if not hasattr(self, "scheduler"):
             return
+        for request_id in self.behind:
+            self.scheduler.resume(request_id)
+        self.behind.clear()
         open_requests = [self.requests[key] for key in self.requests.keys() - self.finished()]
         work = sum(self.config.n_ctx + request.prompt.logical_tokens for request in open_requests)
         for _ in range(20 + 4 * work):

@@ -8,7 +8,7 @@ from forerun.core.origins import Origins
 from forerun.core.prompt import PromptLayout, SpeculativePosition, as_tokens
 from forerun.core.request import FinishReason, OutputDelta, SamplingParams, Usage
 from forerun.core.sampling import SamplingContext
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
 from forerun.core.step import (
     DecodeRow,
     DropSegment,

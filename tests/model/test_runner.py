@@ -224,12 +224,81 @@ def test_rows_that_llama_refuses_are_a_failed_step(dense: LlamaModel, make_conte
     assert "-1" in result.failure.message
 
 
-def test_broken_logits_are_a_failed_step(dense: LlamaModel, make_context: MakeContext) -> None:
+def test_a_request_that_bans_everything_fails_by_itself(dense: LlamaModel, make_context: MakeContext) -> None:
+    runner = LlamaRunner(make_context(dense))
     nothing_left = SamplingParams(logit_bias=dict.fromkeys(range(dense.vocabulary.size), -np.inf))
-    request = DrivenRequest(LlamaRunner(make_context(dense)), 0, random_tokens(5), nothing_left)
-    result = request.runner.execute(StepPlan(0.0, prefill=(request.prefill_rows(),)))
+    banning = DrivenRequest(runner, 0, random_tokens(5), nothing_left)
+    other = DrivenRequest(runner, 1, random_tokens(5))
+    result = runner.execute(StepPlan(0.0, prefill=(banning.prefill_rows(), other.prefill_rows())))
+    assert result.faults[0].is_own
+    assert "no token is left" in result.faults[0].message
+    other.commit(result)
+
+
+def test_logits_that_are_no_numbers_are_the_fault_of_their_rows_alone(
+    dense: LlamaModel, make_context: MakeContext
+) -> None:
+    context = make_context(dense)
+    runner = LlamaRunner(context)
+    requests = [DrivenRequest(runner, index, random_tokens(5, seed=index)) for index in range(3)]
+    for request in requests:
+        request.prefill()
+
+    def break_second_row(_: object) -> None:
+        context.logits[1, 100] = np.nan
+
+    context.after_decode = break_second_row
+    result = runner.execute(StepPlan(0.0, decode=tuple(request.decode_row() for request in requests)))
+    assert result.failure is None
+    assert result.faults.keys() == {1}
+    assert not result.faults[1].is_own
+    assert result.sequences.keys() == {0, 2}
+
+
+def test_after_a_decode_that_failed_memory_is_as_it_was_before(dense: LlamaModel, make_context: MakeContext) -> None:
+    runner = LlamaRunner(make_context(dense))
+    decoding, prompt = DrivenRequest(runner, 0, random_tokens(20)), DrivenRequest(runner, 1, random_tokens(50, seed=1))
+    decoding.prefill()
+    prompt.prefill(30)
+    runner.context.request_abort()
+    more = PrefillRows(1, random_tokens(40, seed=2), 50)
+    rows = (decoding.decode_row((5, 6)),)
+    result = runner.execute(StepPlan(0.0, operations=(ForkSequence(0, 2, at(10)),), decode=rows, prefill=(more,)))
     assert result.failure is not None
-    assert "no token is left" in result.failure.message
+    assert result.kept == {2: 0, 0: 0, 1: 0}
+    assert [runner.context.pos_max(key) + 1 for key in range(3)] == [20, 50, 10]
+    for request, prompt_tokens in ((decoding, 20), (prompt, 50)):
+        request.decode()
+        assert request.output == greedy(make_context(dense), request.sequence_id, 2, prompt_tokens)
+
+
+def test_what_was_evaluated_before_a_step_was_cut_short_is_kept(dense: LlamaModel, make_context: MakeContext) -> None:
+    runner = LlamaRunner(make_context(dense))
+    request = DrivenRequest(runner, 0, random_tokens(40))
+    rows = request.prefill_rows()
+    runner.context.clear_sequence(0)
+    batch = runner.context.new_batch()
+    batch.add_run(rows.tokens[:30], 0, 0, last_output=False)
+    runner.context.decode(batch)  # as the first part of a decode that is computed in parts does
+    assert runner._kept(rows) == 30
+    batch.clear()
+    batch.add_run(rows.tokens[30:], 30, 0, last_output=True)
+    runner.context.decode(batch)
+    assert runner._kept(rows) == 39, "its last row has to be evaluated for the token that comes out"
+    assert runner.context.pos_max(0) == 38
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
+def test_of_a_memory_that_cannot_be_cut_nothing_is_known_after_a_failure(
+    kind: str, tiny_model: MakeTinyModel, make_context: MakeContext
+) -> None:
+    model = LlamaModel.load(tiny_model(TinyModel(kind="lfm2", layers=4) if kind == "lfm2" else TinyModel(kind="mamba")))
+    request = DrivenRequest(LlamaRunner(make_context(model)), 0, random_tokens(10))
+    request.prefill()
+    request.runner.context.request_abort()
+    result = request.runner.execute(StepPlan(0.0, decode=(request.decode_row(),)))
+    assert result.failure is not None
+    assert result.kept == {}
 
 
 def test_media_are_a_failed_step(dense: LlamaModel, make_context: MakeContext) -> None:

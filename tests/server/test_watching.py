@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
 from forerun.core.step import StepPlan, StepResult
 from forerun.engine.telemetry import DraftCounts, EngineTelemetry, Telemetry
 from forerun.errors import EngineClosedError

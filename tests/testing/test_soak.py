@@ -68,7 +68,7 @@ def test_a_soak_sees_what_must_never_be(meddling: type[_Meddling], message: str)
 
 
 def test_a_soak_says_who_was_lost_without_being_a_culprit() -> None:
-    subject = fake_subject(1, OFTEN)
+    subject = fake_subject(1, 0.1)
     unaware = replace(subject, faults=SeededFaults(0, 0.0))  # that one knows of no culprits
     summary = Soak(unaware, seed=1).run(lambda steps: steps < 300)
     assert summary.lost

@@ -146,7 +146,9 @@ class RequestDrafting:
     __slots__ = (
         "acceptance",
         "by_drafter",
+        "doubts",
         "forced",
+        "is_model_off",
         "is_off",
         "look_again_at",
         "look_up_at",
@@ -169,8 +171,12 @@ class RequestDrafting:
         """How far the text is in the suffix index."""
         self.by_drafter: dict[str, tuple[int, int]] = {}
         """Drafted and accepted tokens of each drafter."""
+        self.doubts = 0
+        """Failed steps with its drafts in them that it got past without drafts."""
         self.is_off = False
-        """A step with this request in it failed: it goes on without drafts, in case they are why."""
+        """It drafts nothing any more, since drafts seem to make steps fail."""
+        self.is_model_off = False
+        """The draft model failed for this request, which goes on without it."""
         self.look_again_at = 0
         """Known tokens from which on it is asked again whether filling the draft's memory pays."""
         self.model_grade = 0

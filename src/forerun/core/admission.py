@@ -70,14 +70,12 @@ class Admission:
 
     def admit(self, now: float) -> None:
         """Start what may run now: each waiting request is looked up, and forked, taken over, or started empty."""
-        if not self._waiting or any(state.is_suspect for state in self._running.values()):
-            return
         passed_over: list[RequestState] = []
         while (
             self._waiting and self._waiting[0] is not self._blocked and len(self._running) < self._config.max_num_seqs
         ):
             state = self._waiting.popleft()
-            if self._still_waits_for_prefix(state) or self._still_fetches(state):
+            if state.is_paused or self._still_waits_for_prefix(state) or self._still_fetches(state):
                 passed_over.append(state)
                 continue
             match = self._lookup(state)
@@ -89,9 +87,17 @@ class Admission:
                 passed_over.append(state)
                 self._blocked = state
                 break
-            if state.is_suspect:
-                break
         self._waiting.extendleft(reversed(passed_over))
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a request waits that could run if there were room."""
+        return any(not (one.is_paused or one.waits_for or one.fetching.parts) for one in self._waiting)
+
+    @property
+    def parked(self) -> int:
+        """Requests that ran, and wait for cells to go on."""
+        return sum(state.parked is not None for state in self._waiting)
 
     def promise_outputs(self) -> None:
         """Let lookups see what running requests have generated since they were last told."""
@@ -119,7 +125,7 @@ class Admission:
         if until - match.boundary.logical_tokens < _MIN_SHARED_WAIT:
             return False
         leader = self._running[match.promised_by]
-        if until <= leader.computed:  # it is there already, and cannot be cut there
+        if leader.is_paused or until <= leader.computed:  # it is there already, and cannot be cut there
             return False
         if self._config.memory.has_state:  # it is forked where it ends, so a chunk has to end there
             leader.fences.add(until)
@@ -131,7 +137,8 @@ class Admission:
             return False
         leader, until = state.waits_for
         running = self._running.get(leader.id)
-        if running is not None and running.sequence is leader and running.computed < until:
+        is_on_its_way = running is not None and running.sequence is leader and not running.is_paused
+        if running is not None and is_on_its_way and running.computed < until:
             return True
         state.waits_for = None
         return False
@@ -193,6 +200,7 @@ class Admission:
         return state.history.size - reused + 1 <= available
 
     def _start(self, state: RequestState, sequence: Sequence, now: float) -> None:
+        state.let_go(self._pool.tiers)
         state.sequence = sequence
         state.computed = sequence.reused.logical_tokens
         if state.cached is None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.history import TokenHistory
 from forerun.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class GrammarKind(StrEnum):
@@ -75,3 +79,39 @@ class TokenConstraint(Protocol):
     def forced(self, history: TokenHistory, limit: int) -> Sequence[int]:
         """Tokens that will hardly be others, at most `limit`: their text must come. None where there is a choice."""
         ...
+
+
+class GuardedConstraint:
+    """Any constraint, kept from doing harm: one that raises lets nothing more come, and its answer ends there."""
+
+    def __init__(self, constraint: TokenConstraint, vocabulary_size: int) -> None:
+        self._constraint = constraint
+        self._size = vocabulary_size
+        self._error: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        return self._error or self._constraint.problem
+
+    def allowed(self, history: TokenHistory, block: Sequence[int]) -> NDArray[np.bool_] | None:
+        allowed = self._guarded(lambda: self._constraint.allowed(history, block), None)
+        return allowed if self._error is None else np.zeros(self._size, np.bool_)
+
+    def accepted(self, history: TokenHistory, block: Sequence[int], tokens: Sequence[int]) -> int:
+        return self._guarded(lambda: self._constraint.accepted(history, block, tokens), 0)
+
+    def forced(self, history: TokenHistory, limit: int) -> Sequence[int]:
+        return self._guarded(lambda: self._constraint.forced(history, limit), ())
+
+    def _guarded(self, ask: Callable[[], T], nothing: T) -> T:
+        if self._error is not None:
+            return nothing
+        try:
+            return ask()
+        except Exception as error:  # compiled by somebody else's code: whatever it raises ends one answer only
+            logger.exception("a grammar failed")
+            self._error = f"it failed: {type(error).__name__}: {error}"
+            return nothing
+
+    def __repr__(self) -> str:
+        return f"GuardedConstraint({self._constraint!r})"

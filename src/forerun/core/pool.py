@@ -431,6 +431,12 @@ class SequencePool:
         busy = [*self._leased, *self._quarantined]
         return self.target_cells.free + self.target_cells.used - self.target_cells.held_together(busy)
 
+    def own_cells(self, sequence_id: int) -> int:
+        """Cells that would be free, or held by idle prefixes alone, without a leased sequence."""
+        busy = [*self._leased, *self._quarantined]
+        others = [one for one in busy if one != sequence_id]
+        return self.target_cells.held_together(busy) - self.target_cells.held_together(others)
+
     def invalidate_reuse(self) -> None:
         """Nothing computed so far is to be reused: its KV is no longer what the model as it is now would compute.
 

@@ -10,9 +10,12 @@ hits, drafts and resumed requests are the same arithmetic.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from forerun.core.acceptance import RequestDrafting
+from forerun.core.grammar import GuardedConstraint
 from forerun.core.history import TokenHistory
 from forerun.core.memory import MemoryKind
 from forerun.core.origins import Origins, of_block
@@ -20,14 +23,28 @@ from forerun.core.pool import Sequence
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.rates import CopyRates
 from forerun.core.request import FinishReason, OutputDelta, Request, TokenLogprobs, Usage
+from forerun.core.retention import RetentionRecord
 from forerun.core.sampling import SamplingContext
 from forerun.core.step import SequenceResult, Vocabulary
 from forerun.core.stopping import TextStream
 from forerun.core.stored import StoredPrefix
+from forerun.core.tiers import PrefixTiers
 from forerun.errors import ForerunError, GrammarFailedError
 
 _FIRST_MESSAGES, _LAST_MESSAGES = 2, 4
 """Ends of messages that are worth a checkpoint each: system prompt and tools, and the turns that may be taken back."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """What is held against a request that was part of a failed step."""
+
+    until: int = 0
+    """Known tokens: once so many are computed it has got past what failed."""
+    alone: int = 0
+    """Failed steps in which nobody else was."""
+    has_drafted: bool = False
+    """Whether drafts of its own were part of them."""
 
 
 class RequestState:
@@ -53,9 +70,11 @@ class RequestState:
         "has_counted_cache",
         "has_media",
         "history",
-        "is_suspect",
+        "is_paused",
         "is_synthetic",
         "limit",
+        "number",
+        "parked",
         "position_offset",
         "promised",
         "request",
@@ -64,9 +83,11 @@ class RequestState:
         "scope",
         "sequence",
         "steps",
+        "suspicion",
         "text",
         "told_progress",
         "waits_for",
+        "was_cut_short",
     )
 
     def __init__(
@@ -82,7 +103,8 @@ class RequestState:
         prompt, params = request.prompt, request.params
         self.request = request
         self.history = TokenHistory(prompt)
-        self.sampling = SamplingContext(params, request.seed, vocabulary.end_tokens, self.history, request.constraint)
+        constraint = request.constraint and GuardedConstraint(request.constraint, vocabulary.size)
+        self.sampling = SamplingContext(params, request.seed, vocabulary.end_tokens, self.history, constraint)
         self.text = TextStream(params.stop)
         # The last output token is never put into memory, hence one more than there are cells.
         room = n_ctx + 1 - prompt.logical_tokens
@@ -108,21 +130,37 @@ class RequestState:
         """What is on its way from disk for it."""
         self.fetches = 0
         """How often it waited for that."""
-        self.is_suspect = False
-        """Was part of a failed step: runs alone until it has got past it."""
+        self.suspicion: Suspicion | None = None
+        """It was part of a failed step, and has not got past that (core/recovery.py)."""
+        self.number = 0
+        """Requests that came before it."""
+        self.parked: tuple[RetentionRecord, ...] | None = None
+        """It ran, and waits for cells to go on: what is held in host memory for it meanwhile."""
+        self.is_paused = self.was_cut_short = False
+        """Its reader is behind: it takes no part in steps until that has caught up. The last step with rows of it was
+        cut short, and it has not got on since."""
         self.cached: int | None = None
         self.cached_host = self.cached_disk = 0
         self.cached_ms = 0.0
         self.has_counted_cache = False
         self.drafting = RequestDrafting(request.forced)
-        self.drafted = 0
-        self.accepted = 0
-        self.steps = 0
+        self.drafted = self.accepted = 0
+        self.steps = self.draft_steps = 0
         self.told_progress = 0
-        self.draft_steps = 0
         self.is_synthetic = is_synthetic
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
+
+    def let_go(self, tiers: PrefixTiers | None) -> None:
+        """It is parked no more: what was held for it in host memory may go."""
+        if tiers is not None and self.parked:
+            tiers.let_go(self.parked)
+        self.parked = None
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be why steps fail: it is tried apart from others, and drafts nothing."""
+        return self.suspicion is not None
 
     @property
     def remaining(self) -> int:

@@ -32,7 +32,11 @@ _DRAFTED = 1e-4
 
 
 class BrokenLogitsError(EngineError):
-    """The model returned logits without a largest finite value (NaN, or everything banned)."""
+    """The model returned logits that are no finite numbers."""
+
+
+class NothingToChooseError(EngineError):
+    """A request bans every token, or its grammar does where the vocabulary has none to end the answer with."""
 
 
 class SamplingContext:
@@ -125,8 +129,10 @@ def _index(context: SamplingContext, block: Sequence[int]) -> int:
 
 def _likeliest(logits: NDArray[np.float32]) -> int:
     best = int(logits.argmax())
+    if logits[best] == -np.inf:
+        raise NothingToChooseError("logit_bias: no token is left to choose from, all are banned")
     if not np.isfinite(logits[best]):
-        raise BrokenLogitsError("no token is left to choose from: logits are not finite, or all tokens are banned")
+        raise BrokenLogitsError("the model's logits are not finite")
     return best
 
 
@@ -153,7 +159,7 @@ def _legal(logits: NDArray[np.float32], context: SamplingContext, block: Sequenc
         return legal
     ends = context.model_ends[context.model_ends < logits.size]
     if not ends.size:
-        raise BrokenLogitsError("the grammar lets no token come, and the vocabulary has none to end the answer with")
+        raise NothingToChooseError("the grammar lets no token come, and the vocabulary has none to end the answer with")
     best = int(logits[ends].argmax())
     return ends[best : best + 1]
 

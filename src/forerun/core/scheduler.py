@@ -10,28 +10,29 @@ Pure: time comes in with `schedule` and in results, randomness with the request'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forerun.core.adapters import AdapterSet, require_known, scope_of
 from forerun.core.admission import Admission
-from forerun.core.allocation import DraftAllocator, FixedDraftAllocator, GainAllocator
 from forerun.core.cache_report import CacheLookup, CacheReport
-from forerun.core.config import MODEL_DRAFTER, SchedulerConfig
+from forerun.core.config import SchedulerConfig
 from forerun.core.costs import LiveCosts, StepCosts
-from forerun.core.drafting import GuardedDrafter, NgramDrafter
 from forerun.core.engine_limits import EngineLimits
-from forerun.core.origins import TARGET, Origins
+from forerun.core.leases import Leases
+from forerun.core.lookups import allocator_for, default_lookups, guarded
+from forerun.core.origins import Origins
+from forerun.core.parking import Parking
 from forerun.core.planner import BatchPlanner, PrefillDemand
 from forerun.core.pool import SequencePool
-from forerun.core.prefix import ReusablePrefix
 from forerun.core.prompt import PromptLayout
 from forerun.core.radix import PrefixTree
 from forerun.core.recompute import RecomputeCost
-from forerun.core.records import FORCED
+from forerun.core.recovery import Recovery
 from forerun.core.request import FinishReason, OutputDelta, Request
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.segment import StoredSegment
 from forerun.core.speculation import DraftPlanner, Drafts
+from forerun.core.stats import SchedulerStats
 from forerun.core.step import (
     DecodeRow,
     Drafter,
@@ -39,51 +40,25 @@ from forerun.core.step import (
     MediaRows,
     PrefillRows,
     SequenceResult,
-    StepFailure,
     StepPlan,
     StepResult,
     Vocabulary,
-    changed_sequence,
+    tokens_of,
 )
 from forerun.core.step_budget import StepBudget, StepSoFar
 from forerun.core.stored import KvSegment, Tier
-from forerun.core.suffix import SuffixIndex
-from forerun.core.synthetic import RepeatingDrafter
 from forerun.core.tiers import PrefixTiers
-from forerun.core.turns import AdapterTurns
+from forerun.core.turns import Turn, Turns
 from forerun.core.value import retention
 from forerun.errors import InvalidRequestError, StepFailedError
 
 _STORES_BESIDE, _STORES_ALONE = 1, 8
 """Segments of idle prefixes copied to host memory in a step: each takes a few milliseconds."""
+_LONG_STEP = 64
+"""Rows of prompts: a step of fewer is not worth cutting short."""
 _KILOCELL = 1000
 _ROW_AND_CELL_MS = 0.0007
 """What a foreign cell costs a decoded row where costs were not measured (design/llama-facts.md)."""
-RESERVED_NAMES = frozenset({MODEL_DRAFTER, "mtp", FORCED, TARGET})
-"""Names that no drafter may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A look at the scheduler between two steps."""
-
-    running: int
-    waiting: int
-    cached_prefixes: int
-    used_cells: int
-    total_cells: int
-    host_bytes: int = 0
-    """KV in host memory."""
-    host_limit: int = 0
-    disk_bytes: int = 0
-    disk_limit: int = 0
-    stored_segments: int = 0
-    preemptions: int = 0
-    """Running requests that had to give their cells back, so far."""
-    quarantines: int = 0
-    """Sequences whose content a failed step left unknown, so far."""
-    evicted_prefixes: int = 0
-    """Idle prefixes that left the KV memory, so far."""
 
 
 class Scheduler:
@@ -126,7 +101,7 @@ class Scheduler:
         )
         if self.pool.tiers is not None:
             self.pool.tiers.adopt(stored)
-        self._turns = AdapterTurns(lambda: BatchPlanner(quantum=config.prefill_quantum))
+        self._turns = Turns(lambda: BatchPlanner(quantum=config.prefill_quantum))
         self._pace = costs.target if costs else pace
         self.budget = StepBudget(
             self._pace,
@@ -137,8 +112,8 @@ class Scheduler:
         self._drafting = DraftPlanner(
             config,
             self.pool,
-            _allocator(config, costs),
-            _guarded(_lookups(config, vocabulary, costs) if lookups is None else lookups, vocabulary.size),
+            allocator_for(config, costs),
+            guarded(default_lookups(config, vocabulary, costs) if lookups is None else lookups, vocabulary.size),
             costs,
             vocabulary.size,
         )
@@ -146,7 +121,14 @@ class Scheduler:
         self._running: dict[int, RequestState] = {}
         """By sequence id, in order of admission: the oldest first."""
         self._admission = Admission(config, self.pool, self._running)
-        self._preemptions = 0
+        self._leases = Leases(self.pool, self._admission, self._running)
+        self._recovery = Recovery(self.pool, self._leases, self._running)
+        self._parking = Parking(self.pool, self._leases, self._running)
+        self._paused: dict[str, RequestState] = {}
+        self._arrivals = 0
+        self.in_long_step: frozenset[str] = frozenset()
+        """The requests with rows in the step that goes on, where it evaluates so much of prompts that cutting it short
+        would save time. Any thread may look."""
 
     def _tiers(self, tree: PrefixTree[KvSegment], emit: Callable[[KvOperation], None]) -> PrefixTiers:
         config = self.config
@@ -174,6 +156,8 @@ class Scheduler:
         state = RequestState(
             request, self._vocabulary, self.config.n_ctx, scope=scope, is_synthetic=is_synthetic, reuses_cache=reuses
         )
+        state.number = self._arrivals
+        self._arrivals += 1
         self._requests[request.id] = state
         self._admission.append(state)
 
@@ -209,10 +193,24 @@ class Scheduler:
             return None
         return self._finish(state, state.delta("", (), None, FinishReason.ABORT, now))
 
+    def pause(self, request_id: str) -> None:
+        """A request's reader is behind: from the next step on it gets nothing, until `resume`. All others go on."""
+        state = self._requests.get(request_id)
+        if state is not None:
+            state.is_paused = True
+            self._paused[request_id] = state
+
+    def resume(self, request_id: str) -> None:
+        """A paused request's reader has caught up."""
+        state = self._paused.pop(request_id, None)
+        if state is not None:
+            state.is_paused = False
+            self._admission.look_again()
+
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: requests are there, or memory waits for operations."""
-        return bool(self._requests) or self.pool.has_work
+        """Whether a step would do anything: requests are there and not paused, or memory waits for operations."""
+        return len(self._requests) > len(self._paused) or self.pool.has_work
 
     @property
     def has_disk_tier(self) -> bool:
@@ -228,7 +226,9 @@ class Scheduler:
             self.pool.idle_ids,
             cells.used,
             self.config.n_ctx,
-            preemptions=self._preemptions,
+            preemptions=self._parking.count,
+            parked=self._admission.parked,
+            paused=len(self._paused),
             quarantines=self.pool.quarantines,
             evicted_prefixes=self.pool.evictions,
         )
@@ -271,18 +271,32 @@ class Scheduler:
         self.pool.retry_quarantined()
         self._tick(now)
         self._admission.admit(now)
+        self._make_way(now)
         if self._running:  # before rows are chosen: what it takes counts
             self.pool.store_some(_STORES_BESIDE)
         plan = self._plan_turn(now)
-        while not (plan.decode or plan.prefill) and len(self._running) > 1:
-            self._preempt_youngest()
+        while not (plan.decode or plan.prefill) and len(self._running) > 1 and self._has_able:
+            self._parking.park_one(1)
             plan = self._plan_turn(now)
         is_idle = not (plan.decode or plan.prefill)
         if is_idle:
             self.pool.store_some(_STORES_ALONE)
         is_waiting = is_idle and self._admission.is_fetching
+        if _prefill_rows(plan) >= _LONG_STEP:
+            self.in_long_step = frozenset(self._running[key].request.id for key in plan.sequence_ids())
         # Taken only now: a plan that was given up must not take the operations it queued with it.
         return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
+
+    def _make_way(self, now: float) -> None:
+        """Requests whose readers are behind are parked where others could run in their place."""
+        while self._paused and self._admission.has_ready and (state := self._parking.paused()) is not None:
+            self._parking.park(state)
+            self._admission.admit(now)
+
+    @property
+    def _has_able(self) -> bool:
+        """Whether a running request could take part in a step."""
+        return any(not state.is_paused for state in self._running.values())
 
     def _tick(self, now: float) -> None:
         tiers = self.pool.tiers
@@ -291,38 +305,45 @@ class Scheduler:
             tiers.unpin_expired()
 
     def _plan_turn(self, now: float) -> StepPlan:
-        """Rows of the requests whose turn it is: a decode applies one set of adapters to all of its rows.
+        """Rows of the requests whose turn it is: a decode applies one set of adapters to all of its rows, and suspects
+        of a failed step are tried among themselves.
 
         Where those can do nothing (a media span finds no cells, say) it is the next ones' turn.
         """
-        if not self.config.adapters:
-            return self._plan_rows(now, ())
+        if not self.config.adapters and not self._recovery.has_suspects:
+            return self._plan_rows(now, Turn())
         plan = StepPlan(now)
-        for adapters in self._sets_in_turn():
-            plan = self._plan_rows(now, adapters)
+        able = [state for state in self._running.values() if not state.is_paused]
+        for turn in self._turns.in_turn(map(self._turn_of, able)):
+            plan = self._plan_rows(now, turn)
             if plan.decode or plan.prefill:
-                self._turns.served(adapters)
+                self._turns.served(turn)
                 break
         return plan
 
-    def _sets_in_turn(self) -> list[AdapterSet]:
-        suspect = self._suspect()
-        running = self._running.values()
-        return [suspect.adapters] if suspect else self._turns.in_turn([state.adapters for state in running])
+    def _turn_count(self) -> int:
+        """How many turns there are among running requests: each waits for all others."""
+        if not self.config.adapters and not self._recovery.has_suspects:
+            return 1
+        return len({self._turn_of(state) for state in self._running.values() if not state.is_paused})
 
-    def _plan_rows(self, now: float, adapters: AdapterSet) -> StepPlan:
-        states = self._in_this_step(adapters)
+    @staticmethod
+    def _turn_of(state: RequestState) -> Turn:
+        return Turn(state.adapters, state.is_suspect)
+
+    def _plan_rows(self, now: float, turn: Turn) -> StepPlan:
+        states = self._in_this_step(turn)
         ready = self._ready(states)
         while ready and not self.pool.make_room(len(ready)):
-            self._preempt_youngest()
-            states = self._in_this_step(adapters)
+            self._parking.park_one(len(ready) - self.pool.available_cells)
+            states = self._in_this_step(turn)
             ready = self._ready(states)
         others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
         so_far = StepSoFar(
             len(ready),
             self.pool.target_cells.used,
-            is_waited_for=bool(ready) or self._decodes_wait(adapters),
-            turns=len({state.adapters for state in self._running.values()}) if self.config.adapters else 1,
+            is_waited_for=bool(ready) or self._decodes_wait(states),
+            turns=self._turn_count(),
         )
         drafts = self._plan_drafts(ready, others, self._with_copies(so_far))
         so_far = replace(so_far, other_ms=self._drafting.model_ms(drafts))
@@ -332,9 +353,9 @@ class Scheduler:
             rows=self._within_free_cells(drafts, len(ready)),
             other_ms=so_far.other_ms + self._drafting.filling_ms(fills),
         )
-        prefill = self._plan_prefill(others, so_far, self._turns.planner(adapters))
+        prefill = self._plan_prefill(others, so_far, self._turns.planner(turn))
         decode = tuple([self._decode_row(state, drafts) for state in ready])
-        return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill), adapters)
+        return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill), turn.adapters)
 
     def _with_copies(self, so_far: StepSoFar) -> StepSoFar:
         """With the time that the copies queued so far will take."""
@@ -348,21 +369,23 @@ class Scheduler:
         with_copies = self._with_copies(so_far)
         return self.budget.prefill_rows(with_copies), self.budget.left_ms(with_copies) / 2
 
-    def _decodes_wait(self, adapters: AdapterSet) -> bool:
-        """Whether others, with other adapters, wait for their next token while a step takes its time."""
-        if not self.config.adapters:
+    def _decodes_wait(self, states: list[RequestState]) -> bool:
+        """Whether others, in whose turn these are, wait for their next token while a step takes its time."""
+        if len(states) == len(self._running):
             return False
-        return any(state.adapters != adapters and _is_ready(state) for state in self._running.values())
+        others = [state for state in self._running.values() if not (state.is_paused or state in states)]
+        return any(map(_is_ready, others))
 
-    def _suspect(self) -> RequestState | None:
-        return next((state for state in self._running.values() if state.is_suspect), None)
-
-    def _in_this_step(self, adapters: AdapterSet) -> list[RequestState]:
-        """Running requests with these adapters, in order of sequence id; a suspect of a failed step runs alone."""
-        if (suspect := self._suspect()) is not None:
-            return [suspect]
+    def _in_this_step(self, turn: Turn) -> list[RequestState]:
+        """Running requests that may share a step in a turn, in order of sequence id."""
+        if turn.is_trial:
+            return self._recovery.in_turn(turn.adapters)
         states = [self._running[key] for key in sorted(self._running)]
-        return [state for state in states if state.adapters == adapters] if self.config.adapters else states
+        if self._paused:
+            states = [state for state in states if not state.is_paused]
+        if not self.config.adapters and not self._recovery.has_suspects:
+            return states
+        return [state for state in states if self._turn_of(state) == turn]
 
     @staticmethod
     def _ready(states: list[RequestState]) -> list[RequestState]:
@@ -430,37 +453,45 @@ class Scheduler:
             return MediaRows(sequence_of(state).id, media, position, sampling)
         return PrefillRows(sequence_of(state).id, state.history.slice(state.computed, end), position, sampling)
 
-    def _preempt_youngest(self) -> None:
-        """Give up the cells of the request admitted last; it goes on later, from its tokens, exactly where it was."""
-        sequence_id = next(reversed(self._running))
-        state = self._running.pop(sequence_id)
-        self._release(state)
-        self._admission.put_back(state)
-        self._preemptions += 1
-
     # --- learning what came of it ----------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> list[OutputDelta]:
         """Commit a step's results; returns what each request may show, in order of the plan's rows."""
+        self.in_long_step = frozenset()
         now = plan.now + result.elapsed
         self.pool.held_from = dict(result.held_from)
         if self.pool.tiers is not None:
             self._tick(now)
             self.pool.tiers.learn(plan, result, now)
         if result.failure is not None:
-            return self._recover(plan, result.failure, now, is_blameless=bool(result.unrestorable))
+            culprit = self._recovery.failed(plan, result)
+            return [] if culprit is None else [self._fail(culprit, str(result.failure), now)]
         for sequence_id, held in result.draft_held.items():
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
         self._learn_costs(plan, result)
         self._charge_idle(plan)
-        deltas = [self._commit_decode(row, sequences[row.sequence_id], now) for row in plan.decode]
+        decoded = [row for row in plan.decode if row.sequence_id not in result.faults]
+        deltas = [self._commit_decode(row, sequences[row.sequence_id], now) for row in decoded]
         for rows in plan.prefill:
-            if rows.sampling is not None:
+            if rows.sampling is None:
+                progress = self._commit_prefill(rows)
+                deltas += [] if progress is None else [progress]
+            elif rows.sequence_id not in result.faults:
                 deltas.append(self._commit_tokens(rows.sequence_id, sequences[rows.sequence_id], now))
-            elif (progress := self._commit_prefill(rows)) is not None:
-                deltas.append(progress)
-        return deltas
+        return deltas + self._settle_faults(plan, result, now)
+
+    def _settle_faults(self, plan: StepPlan, result: StepResult, now: float) -> list[OutputDelta]:
+        """What became of sequences that failed in a step that was done for the others."""
+        for sequence_id in result.draft_faults:
+            if (state := self._running.get(sequence_id)) is not None:
+                state.drafting.is_model_off = True
+        ended: list[OutputDelta] = []
+        for row in (*plan.decode, *plan.prefill) if result.faults else ():
+            fault = result.faults.get(row.sequence_id)
+            if fault is not None and (culprit := self._recovery.fault(row, fault)) is not None:
+                ended.append(self._fail(culprit, fault.message, now))
+        return ended
 
     def _charge_idle(self, plan: StepPlan) -> None:
         """Idle cells cost all that is computed, prompts too: every row's attention walks over them."""
@@ -475,13 +506,15 @@ class Scheduler:
 
     def _commit_prefill(self, rows: PrefillRows | MediaRows) -> OutputDelta | None:
         state = self._running[rows.sequence_id]
-        count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
+        count = tokens_of(rows)
         state.computed += count
         self.pool.target_cells.append(rows.sequence_id, count)
-        self._store_checkpoint(state)
+        self._got_on(state)
         return state.progress()
 
-    def _store_checkpoint(self, state: RequestState) -> None:
+    def _got_on(self, state: RequestState) -> None:
+        """More of a request is computed."""
+        self._recovery.got_on(state)
         if state.computed in state.checkpoints:
             self.pool.store(sequence_of(state).id, state.layout(state.computed), state.scope, state.request.id)
 
@@ -489,7 +522,7 @@ class Scheduler:
         """Costs, and what drafting saved or lost: before the step's own tokens and cells are counted."""
         if self._pace is None:
             return
-        drafted = sum(result.sequences[row.sequence_id].drafted for row in plan.decode)
+        drafted = sum(one.drafted for one in result.sequences.values())
         plain_rows = len(plan.decode) + _prefill_rows(plan)
         if self.costs is not None:
             self._count_savings(plan, result, self.costs.target, plain_rows, drafted)
@@ -503,8 +536,10 @@ class Scheduler:
         first_ms, next_ms = (pace.predict(rows, cells) for rows in (plain_rows, len(plan.decode)))
         has_drafted = drafted > 0 or bool(plan.draft_fills)
         for row in plan.decode:
+            if (found := result.sequences.get(row.sequence_id)) is None:
+                continue
             # Without drafts the step's prefill would be done once, not beside every one of the tokens.
-            plain_ms = first_ms + (len(result.sequences[row.sequence_id].tokens) - 1) * next_ms
+            plain_ms = first_ms + (len(found.tokens) - 1) * next_ms
             drafting = self._running[row.sequence_id].drafting
             drafting.plain_ms += plain_ms
             if has_drafted:
@@ -525,8 +560,7 @@ class Scheduler:
         in_memory = state.history.size + len(result.tokens) - 1
         self.pool.target_cells.append(sequence_id, in_memory - state.computed)
         state.computed = in_memory
-        self._store_checkpoint(state)
-        state.is_suspect = False
+        self._got_on(state)
         delta = state.take_tokens(result, self._vocabulary, now, proposed)
         if delta.finish_reason is not None:
             return self._finish(state, delta)
@@ -535,55 +569,14 @@ class Scheduler:
 
     def _finish(self, state: RequestState, delta: OutputDelta) -> OutputDelta:
         del self._requests[state.request.id]
+        self._paused.pop(state.request.id, None)
+        self._recovery.forget(state)
         self._drafting.read(state, is_whole=True)
-        if state.sequence is None:
-            self._admission.remove(state)
-        else:
-            del self._running[state.sequence.id]
-            self._release(state)
+        self._leases.end(state)
         return delta
 
-    def _release(self, state: RequestState) -> None:
-        """Give a sequence back with all it holds that belongs to the request: nothing after a stop."""
-        keep = min(state.computed, state.history.size)
-        layout = state.layout(keep)
-        reusable = ReusablePrefix(layout, scope=state.scope) if state.reuses_cache else None
-        self.pool.release(sequence_of(state), reusable, state.request.id)
-        self._forget_memory(state)
-
-    def _forget_memory(self, state: RequestState) -> None:
-        self._admission.look_again()
-        state.sequence = None
-        state.computed = state.promised = 0
-
-    # --- failed steps ----------------------------------------------------------
-
-    def _recover(
-        self, plan: StepPlan, failure: StepFailure, now: float, *, is_blameless: bool = False
-    ) -> list[OutputDelta]:
-        """Rebuild everyone in a failed step from their tokens, one at a time; who fails alone again gets the error.
-
-        Where stored KV could not be restored nobody is to blame: it is not used again, and all go on together.
-        """
-        touched, evaluated = _touched(plan), set(plan.sequence_ids())
-        states = [self._running[key] for key in touched if key in self._running]
-        suspects = [state for state in states if sequence_of(state).id in evaluated]
-        culprit = suspects[0] if len(suspects) == 1 and suspects[0].is_suspect else None
-        for sequence_id in touched:
-            self.pool.quarantine_idle(sequence_id)
-        for state in reversed(states):
-            del self._running[sequence_of(state).id]
-            self.pool.quarantine(sequence_of(state))
-            self._forget_memory(state)
-            self._admission.put_back(state)
-        if is_blameless:
-            return []
-        for state in suspects:
-            state.is_suspect = state.drafting.is_off = True
-        if culprit is None:
-            return []
-        error = StepFailedError(f"{failure.kind.value}: {failure.message}")
-        return [self._finish(culprit, culprit.delta("", (), None, FinishReason.ERROR, now, error))]
+    def _fail(self, state: RequestState, message: str, now: float) -> OutputDelta:
+        return self._finish(state, state.delta("", (), None, FinishReason.ERROR, now, StepFailedError(message)))
 
     # --- looking in ----------------------------------------------------------
 
@@ -596,49 +589,20 @@ class Scheduler:
         """Raise AssertionError where the scheduler, the pool and the requests contradict each other."""
         self.pool.check_integrity()
         self._drafting.check_integrity()
+        self._recovery.check_integrity()
         assert len(self._requests) == len(self._running) + len(self._admission)
         for sequence_id, state in self._running.items():
             assert sequence_of(state).id == sequence_id
             assert state.computed == self.pool.target_cells.held(sequence_id)
             assert state.remaining >= 1, f"{state!r} has nothing left to compute"
             assert self.pool.draft_cells.held(sequence_id) <= state.history.size
+        assert all(state.is_paused for state in self._paused.values())
         for state in self._admission:
             assert state.sequence is None
             assert state.computed == 0
 
     def __repr__(self) -> str:
         return f"Scheduler({len(self._running)} running, {len(self._admission)} waiting, {self.pool!r})"
-
-
-def own_lookups(config: SchedulerConfig, *, passes_edits: bool = True) -> list[Drafter]:
-    """Forerun's drafters that need no model: the request's own text, and past outputs."""
-    own_text = NgramDrafter(passes_edits=passes_edits)
-    if not config.speculation or not config.suffix_tokens:
-        return [own_text]
-    return [own_text, SuffixIndex(config.suffix_tokens)]
-
-
-def _guarded(lookups: Sequence[Drafter], vocabulary_size: int) -> list[Drafter]:
-    """Drafters that are somebody else's kept from doing harm, names looked at."""
-    names = [drafter.name for drafter in lookups]
-    if len({*names, *RESERVED_NAMES}) < len(names) + len(RESERVED_NAMES):
-        raise ValueError(f"drafters have names of their own, other than {sorted(RESERVED_NAMES)}; got {names}")
-    own = (NgramDrafter, SuffixIndex)
-    return [drafter if isinstance(drafter, own) else GuardedDrafter(drafter, vocabulary_size) for drafter in lookups]
-
-
-def _lookups(config: SchedulerConfig, vocabulary: Vocabulary, costs: StepCosts | None) -> list[Drafter]:
-    """Forerun's own; under synthetic acceptance anything, as long as something is drafted."""
-    if config.synthetic_acceptance is None or config.draft_n_ctx:
-        return own_lookups(config, passes_edits=costs is not None)
-    return [RepeatingDrafter(vocabulary.end_tokens)]
-
-
-def _allocator(config: SchedulerConfig, costs: StepCosts | None) -> DraftAllocator:
-    """By measured gain where costs are known, else a fixed length."""
-    if costs is None:
-        return FixedDraftAllocator(config.speculation)
-    return GainAllocator(costs.target, costs.draft, replays=config.memory.has_state)
 
 
 def _is_ready(state: RequestState) -> bool:
@@ -649,11 +613,3 @@ def _is_ready(state: RequestState) -> bool:
 def _prefill_rows(plan: StepPlan) -> int:
     """Rows of prompt text in a step; media are not counted."""
     return sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
-
-
-def _touched(plan: StepPlan) -> list[int]:
-    """Sequences whose memory a failed step leaves unknown, each once, in order."""
-    changed = [changed_sequence(operation) for operation in plan.operations]
-    ids = [sequence_id for sequence_id in changed if sequence_id is not None]
-    ids += [fill.sequence_id for fill in plan.draft_fills]
-    return list(dict.fromkeys([*ids, *plan.sequence_ids()]))

@@ -328,7 +328,7 @@ class DraftPlanner:
         return target + costs.draft.predict(sum(candidate.behind for candidate in probed), load.draft_cells)
 
     def _wanted(self, state: RequestState) -> int:
-        if state.drafting.is_off:
+        if state.drafting.is_off or state.is_suspect:
             return 0
         most = min(state.request.params.draft_limit, self._config.speculation)
         return min(most, state.output_left - 1, self._config.n_ctx - state.computed - 1)
@@ -370,7 +370,8 @@ class DraftPlanner:
 
     def _drafts_with_model(self, state: RequestState) -> bool:
         """Media prompts draft by lookup only: the draft model has not seen the media."""
-        may_draft = state.request.params.draft_limit > 0 and not state.drafting.is_off
+        is_off = state.drafting.is_off or state.drafting.is_model_off or state.is_suspect
+        may_draft = state.request.params.draft_limit > 0 and not is_off
         return may_draft and self._config.draft_n_ctx > 0 and not state.has_media
 
     def model_ms(self, drafts: Drafts) -> float:

@@ -5,8 +5,9 @@ prefill rows, then verification, then rejected rows are taken back in both memor
 be cut, by going back to a copy made before the decode and evaluating the confirmed rows again. After a successful step
 the target holds of each decode row's sequence its pending token and every token of its result but the last.
 
-A failed step returns `failure`; the memory of every sequence in the plan's rows is then unknown, and the scheduler
-clears those sequences before it uses them again. Operations of a failed step count as applied.
+A failed step returns `failure`; the memory of every sequence in the plan's rows is then unknown, but for those in
+`kept`, and the scheduler clears those sequences before it uses them again. Operations of a failed step count as
+applied. A sequence that fails by itself, in a step that is done, is one of `faults`.
 """
 
 from __future__ import annotations
@@ -165,6 +166,16 @@ class MediaRows:
     sampling: SamplingContext | None = None
 
 
+def tokens_of(row: DecodeRow | PrefillRows | MediaRows) -> int:
+    """Known tokens that a row, or a run of rows, adds to a sequence's memory; drafts are not counted."""
+    match row:
+        case PrefillRows(tokens=tokens):
+            return int(tokens.size)
+        case MediaRows(media=media):
+            return media.logical_tokens
+    return 1
+
+
 @dataclass(frozen=True, slots=True)
 class DraftFill:
     """Text to run through the draft model so that its memory catches up; nothing is sampled."""
@@ -278,6 +289,19 @@ class StepFailure:
     kind: FailureKind
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFault:
+    """Why a sequence got no token in a step that was done for the others. Its memory is unknown then."""
+
+    message: str
+    is_own: bool = False
+    """The request's own doing, which trying again does not change: its grammar raised, or it bans every token. Else the
+    model's: logits that are no numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -295,7 +319,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the runner learned. `sequences` has an entry for each row of the plan that samples."""
+    """What the runner learned. Of each row of the plan that samples, `sequences` has an entry, or `faults`."""
 
     elapsed: float
     """Seconds the step took."""
@@ -303,7 +327,13 @@ class StepResult:
     draft_held: Mapping[int, int] = field(default_factory=dict)
     """Dense tokens the draft's memory holds after the step, of every sequence with a draft fill or request, or that got
     a stored segment back. They may be fewer than planned: a draft model that fails drafts less, and fails no step."""
+    faults: Mapping[int, SequenceFault] = field(default_factory=dict)
+    draft_faults: tuple[int, ...] = ()
+    """Sequences for which the draft model failed (which is not: had no room). They go on without it."""
     failure: StepFailure | None = None
+    kept: Mapping[int, int] = field(default_factory=dict)
+    """Of a failed step: the sequences whose memory is known all the same, since only the evaluation failed. They hold
+    what they held before, all operations done, and so many of their prefill rows."""
     times: StepTimes = StepTimes()
     held_from: Mapping[int, int] = field(default_factory=dict)
     """First native position that is still there, of every sequence whose sliding window has lost some."""

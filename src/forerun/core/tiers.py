@@ -82,6 +82,8 @@ class PrefixTiers:
         self._lost_tokens = 0
         self._pins: dict[KvSegment, float] = {}
         """Until when each pinned segment stays."""
+        self._kept: dict[RetentionRecord, int] = {}
+        """What is held for parked requests, and for how many of them."""
         self.now = 0.0
         self._cause = ""
         """The request for which room is being made."""
@@ -375,6 +377,7 @@ class PrefixTiers:
 
     def _leave_host(self, segment: KvSegment) -> None:
         if segment.host is not None:
+            self._kept.pop(segment.host, None)
             self.host.remove(segment.host, self.now)
             segment.host = None
             segment.is_storing = segment.is_fetching = False
@@ -505,6 +508,34 @@ class PrefixTiers:
         if segment is not None:
             self._lose_all(segment)
 
+    # --- for parked requests ----------------------------------------------------------
+
+    def may_keep(self, tokens: int) -> bool:
+        """Whether there can be room to keep the KV of so many tokens for a parked request."""
+        return self._sizes.predict(tokens, tokens) <= self.host.capacity // 2
+
+    def keep(self, layout: PromptLayout, scope: str) -> tuple[RetentionRecord, ...]:
+        """Hold what is stored of a prefix until `let_go`: for all together at most half of the host's budget."""
+        room = self.host.capacity // 2 - sum(record.nbytes for record in self._kept)
+        kept: list[RetentionRecord] = []
+        for part in self._covered(layout, scope).parts:
+            record = part.segment.host
+            if record is None or (record not in self._kept and record.nbytes > room):
+                break
+            room -= 0 if record in self._kept else record.nbytes
+            self._kept[record] = self._kept.get(record, 0) + 1
+            self.host.retention.hold(record)
+            kept.append(record)
+        return tuple(kept)
+
+    def let_go(self, kept: Iterable[RetentionRecord]) -> None:
+        """What `keep` held may go, as far as it is still there."""
+        for record in kept:
+            if count := self._kept.pop(record, 0):
+                self.host.retention.release(record)
+                if count > 1:
+                    self._kept[record] = count - 1
+
     # --- callers' wishes ----------------------------------------------------------
 
     def pin(self, stored: StoredPrefix, until: float) -> int:
@@ -567,6 +598,7 @@ class PrefixTiers:
                 assert segment in parent.children
                 assert parent.is_kept or not segment.is_kept, f"{segment!r} is stranded"
                 assert segment.disk is None or parent.disk is not None, f"{segment!r} is stranded on disk"
+        assert all(record.holds >= count for record, count in self._kept.items())
         assert (host, disk) == (self.host.used, self.disk.used)
         assert host <= self.host.capacity
         assert disk <= self.disk.capacity

@@ -11,6 +11,7 @@ the draft: only for requests that gave no seed. It accepts a little more (docs/d
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,7 +21,18 @@ from numpy.typing import NDArray
 
 from forerun.core.race import Stream, uniform, winner
 from forerun.core.request import TokenLogprobs
-from forerun.core.sampling import SamplingContext, TokenDistribution, distribution, sample, token_logprobs
+from forerun.core.sampling import (
+    BrokenLogitsError,
+    SamplingContext,
+    TokenDistribution,
+    distribution,
+    sample,
+    token_logprobs,
+)
+from forerun.core.step import SequenceFault
+from forerun.errors import ForerunError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ Verify: TypeAlias = Callable[
     [NDArray[np.float32], Sequence[int], SamplingContext, int, Sequence[TokenDistribution]], Verified
 ]
 """`verify`, or what stands in its place."""
+
 Choose: TypeAlias = Callable[[NDArray[np.float32], Sequence[int]], int]
 
 
@@ -50,7 +63,7 @@ def verify(
     what the last proposals were drawn from.
 
     `rows` has shape (len(drafts) + 1, vocabulary): row i follows drafts[:i]. It is edited in place and put back. Ends
-    at an end token or after `max_tokens`. Raises BrokenLogitsError.
+    at an end token or after `max_tokens`. Raises BrokenLogitsError and NothingToChooseError.
     """
     matched = len(drafts) - len(drawn_from)
 
@@ -61,6 +74,27 @@ def verify(
         return sample(row, context, block)
 
     return verify_by(choose, rows, drafts, context, max_tokens)
+
+
+def attempt(
+    verify_rows: Verify,
+    rows: NDArray[np.float32],
+    drafts: Sequence[int],
+    context: SamplingContext,
+    max_tokens: int,
+    drawn_from: Sequence[TokenDistribution] = (),
+) -> Verified | SequenceFault:
+    """As `verify_rows`, with whatever it raises as a value: settings and grammars are one request's, and so are the
+    errors they make."""
+    try:
+        return verify_rows(rows, drafts, context, max_tokens, drawn_from)
+    except BrokenLogitsError as error:
+        return SequenceFault(str(error))
+    except ForerunError as error:
+        return SequenceFault(str(error), is_own=True)
+    except Exception as error:  # a grammar of somebody else's, say
+        logger.exception("choosing a token failed")
+        return SequenceFault(f"choosing a token failed: {type(error).__name__}: {error}", is_own=True)
 
 
 def verify_by(

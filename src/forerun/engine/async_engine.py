@@ -6,13 +6,14 @@ import asyncio
 import functools
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 from weakref import WeakKeyDictionary
 
 from forerun.core.request import OutputDelta
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
+from forerun.engine.backlog import Backlog
 from forerun.engine.cache_calls import AsyncioCache
 from forerun.engine.front_end import FrontEnd, FrontEndParts
 from forerun.engine.intake import Batch, Conversations, Params, Prompts, RequestOptions
@@ -33,9 +34,10 @@ class Mailbox:
     steps it took.
     """
 
-    __slots__ = ("_arrived", "_unread")
+    __slots__ = ("_arrived", "_backlog", "_unread")
 
-    def __init__(self) -> None:
+    def __init__(self, backlog: Backlog | None = None) -> None:
+        self._backlog = backlog
         self._unread: dict[str, list[OutputDelta]] = {}
         self._arrived = asyncio.Event()
 
@@ -51,14 +53,19 @@ class Mailbox:
         while not self._unread:
             self._arrived.clear()
             await self._arrived.wait()
-        return merged(self._unread.pop(next(iter(self._unread))))
+        delta = merged(self._unread.pop(next(iter(self._unread))))
+        if self._backlog is not None:
+            self._backlog.take([delta])
+        return delta
 
 
 class EventLoopSink:
-    """Hands deltas to one event loop: a single call_soon_threadsafe a step, however many requests it serves."""
+    """Hands deltas to one event loop: a single call_soon_threadsafe a step, however many requests it serves. `backlog`
+    is told what is read of streams."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, backlog: Backlog) -> None:
         self._loop = weakref.ref(loop)
+        self._backlog = backlog
         self._mailboxes: dict[str, Mailbox] = {}
 
     def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
@@ -66,6 +73,7 @@ class EventLoopSink:
         loop = self._loop()
         if loop is None:
             return False
+        self._backlog.add(deltas)
         try:
             loop.call_soon_threadsafe(self._sort, deltas)
         except RuntimeError:
@@ -79,9 +87,11 @@ class EventLoopSink:
             if mailbox is not None:
                 mailbox.put(delta)
 
-    def open(self, request_ids: Iterable[str]) -> Mailbox:
-        """A mailbox for the deltas of these requests."""
-        mailbox = Mailbox()
+    def open(self, request_ids: Collection[str], *, is_stream: bool = False) -> Mailbox:
+        """A mailbox for the deltas of these requests; those of a stream are paused while its reader is behind."""
+        if is_stream:
+            self._backlog.watch(request_ids)
+        mailbox = Mailbox(self._backlog if is_stream else None)
         self._mailboxes.update(dict.fromkeys(request_ids, mailbox))
         return mailbox
 
@@ -128,11 +138,13 @@ class AsyncioEngine(FrontEnd):
         build = functools.partial(self._intake.conversations, messages, params, **options)
         return AsyncOutputIterator(self, build, incremental=False)
 
-    def submit(self, batch: Batch) -> tuple[EventLoopSink, Mailbox]:
+    def submit(self, batch: Batch, *, is_stream: bool = False) -> tuple[EventLoopSink, Mailbox]:
         """Queue a batch; its deltas come to the mailbox, on the running event loop. Raises as Worker.submit does."""
         loop = asyncio.get_running_loop()
-        sink = self._sinks.setdefault(loop, EventLoopSink(loop))
-        mailbox = sink.open(batch.indexes)
+        sink = self._sinks.get(loop)
+        if sink is None:
+            sink = self._sinks[loop] = EventLoopSink(loop, Backlog(self._worker.pause, self._worker.resume))
+        mailbox = sink.open(batch.indexes, is_stream=is_stream)
         try:
             self._worker.submit(batch.requests, sink)
         except ForerunError:
@@ -202,7 +214,7 @@ class AsyncOutputIterator(AsyncIterator[Output]):
     def _begin(self, batch: Batch) -> None:
         self._raises = batch.size == 1
         self._ready.extend(batch.refused)
-        self._sink, self._mailbox = self._engine.submit(batch)
+        self._sink, self._mailbox = self._engine.submit(batch, is_stream=self._incremental)
         self._assembly = OutputAssembly(batch.indexes, incremental=self._incremental)
 
     async def aclose(self) -> None:

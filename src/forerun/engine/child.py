@@ -31,8 +31,10 @@ from forerun.engine.messages import (
     Command,
     Deltas,
     Failed,
+    Pause,
     Ready,
     Report,
+    Resume,
     Submit,
 )
 from forerun.engine.parts import EngineParts
@@ -140,6 +142,10 @@ def _perform(command: Command, worker: EngineWorker, intake: CompilingIntake, ou
             intake.submit(requests, outbox)
         case Abort(request_ids):
             intake.abort(request_ids)
+        case Pause(request_ids):
+            worker.pause(request_ids)
+        case Resume(request_ids):
+            worker.resume(request_ids)
         case Ask(number):
             answer = worker.ask(messages.question_of(command))
             answer.add_done_callback(lambda done: outbox.put(_answer(number, done)))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
+from forerun.engine.backlog import Backlog
 from forerun.engine.cache_calls import Cache
 from forerun.engine.front_end import FrontEnd
 from forerun.engine.intake import Batch, Conversations, Params, Prompts, RequestOptions
@@ -47,7 +48,10 @@ class BlockingEngine(FrontEnd):
         return self._start(self._intake.conversations(messages, params, **options), incremental=False)
 
     def _start(self, batch: Batch, *, incremental: bool) -> OutputIterator:
-        sink = QueueSink()
+        backlog = Backlog(self._worker.pause, self._worker.resume) if incremental else None
+        if backlog is not None:
+            backlog.watch(batch.indexes)
+        sink = QueueSink(backlog)
         self._worker.submit(batch.requests, sink)
         return OutputIterator(self, batch, sink, incremental=incremental)
 

@@ -1,6 +1,6 @@
 """What a front end and an engine process say to each other: frozen values, as msgpack, each with its length before it.
 
-    front end   Start, then Submit, Abort, Ask, Close      ──►
+    front end   Start, then Submit, Abort, Pause, Resume, Ask, Close      ──►
                 ◄──  Loading, then Ready or Failed; then Deltas (one a step), Answer, Beat      engine
 
     front end   Start, then Embed, one at a time  ──►
@@ -59,6 +59,14 @@ class Submit(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
+    request_ids: tuple[str, ...]
+
+
+class Pause(_Message, frozen=True):
+    request_ids: tuple[str, ...]
+
+
+class Resume(_Message, frozen=True):
     request_ids: tuple[str, ...]
 
 
@@ -144,7 +152,7 @@ class Embedded(_Message, frozen=True):
     error: WireError | None = None
 
 
-Command: TypeAlias = Start | Submit | Abort | Ask | Close | Embed
+Command: TypeAlias = Start | Submit | Abort | Pause | Resume | Ask | Close | Embed
 Report: TypeAlias = Loading | Ready | Failed | Deltas | Answer | Beat | EmbedderReady | Embedded
 
 QUESTIONS: Final[Mapping[str, type[Question[Any]]]] = {

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from forerun.core.adapters import AdapterSet, scope_of
 from forerun.core.cache_report import CacheLookup, CacheReport
 from forerun.core.prompt import PromptLayout
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
 from forerun.engine.loop import EngineLoop
 from forerun.engine.telemetry import EngineTelemetry
 

@@ -23,7 +23,20 @@ from forerun.core.segment import StoredSegment
 from forerun.core.step import Drafter, DraftRequest, PrefillRows, Proposal, StepPlan, StepResult, Vocabulary
 from forerun.engine.disguise import Disguise
 from forerun.engine.plan_text import SegmentNumbers, plan_digest, plan_lines
-from forerun.engine.recording import FORMAT, Answers, Arrival, Cancel, Clear, Journal, Look, Pin, Plan, Result, Session
+from forerun.engine.recording import (
+    FORMAT,
+    Answers,
+    Arrival,
+    Cancel,
+    Clear,
+    Journal,
+    Look,
+    Pace,
+    Pin,
+    Plan,
+    Result,
+    Session,
+)
 
 
 @dataclass(slots=True)
@@ -189,6 +202,7 @@ class Recorder:
         return replace(
             result,
             sequences=sequences,
+            faults={key: replace(fault, message="") for key, fault in result.faults.items()},
             stored={str(number(key)): size for key, size in result.stored.items()},
             stored_from={str(number(key)): first for key, first in result.stored_from.items()},
             unrestorable=tuple(str(number(key)) for key in result.unrestorable),
@@ -244,6 +258,19 @@ class RecordedScheduler(Scheduler):
         if delta is not None:
             self._recorder.told([delta])
         return delta
+
+    def pause(self, request_id: str) -> None:
+        self._write_pace(request_id, is_paused=True)
+        super().pause(request_id)
+
+    def resume(self, request_id: str) -> None:
+        self._write_pace(request_id, is_paused=False)
+        super().resume(request_id)
+
+    def _write_pace(self, request_id: str, *, is_paused: bool) -> None:
+        number = self._recorder.number(request_id)
+        if number is not None:
+            self._recorder.journal.write(Pace(number=number, is_paused=is_paused))
 
     def look_up(self, prompt: PromptLayout, scope: str = "") -> CacheLookup:
         self._recorder.journal.write(Look())

@@ -76,6 +76,13 @@ class Cancel(_Line, frozen=True, kw_only=True):
     now: float
 
 
+class Pace(_Line, frozen=True, kw_only=True):
+    """A request's reader is behind, or has caught up."""
+
+    number: int
+    is_paused: bool
+
+
 class Look(_Line, frozen=True, kw_only=True):
     """Somebody looked a prompt up."""
 
@@ -120,7 +127,7 @@ class Result(_Line, frozen=True, kw_only=True):
     """What requests were given to show."""
 
 
-Line: TypeAlias = Session | Arrival | Cancel | Look | Pin | Clear | Plan | Result
+Line: TypeAlias = Session | Arrival | Cancel | Pace | Look | Pin | Clear | Plan | Result
 
 
 def _encoded(value: object) -> object:

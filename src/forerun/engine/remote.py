@@ -23,7 +23,20 @@ from forerun.core.request import FinishReason, OutputDelta, Request
 from forerun.engine import messages
 from forerun.engine.crashes import CrashRecords
 from forerun.engine.health import READY, EngineHealth, EngineState, stalled_or_ready
-from forerun.engine.messages import Abort, Answer, Beat, Close, Deltas, Failed, Loading, Ready, Report, Submit
+from forerun.engine.messages import (
+    Abort,
+    Answer,
+    Beat,
+    Close,
+    Deltas,
+    Failed,
+    Loading,
+    Pause,
+    Ready,
+    Report,
+    Resume,
+    Submit,
+)
 from forerun.engine.process import Backoff, EngineProcess, EngineProgram
 from forerun.engine.questions import Question
 from forerun.engine.turns import Opened, SuspectTurns
@@ -71,7 +84,7 @@ class _Received:
     report: Report | None
 
 
-_Event: TypeAlias = _Submitted | Abort | _Asked | Close | _Received
+_Event: TypeAlias = _Submitted | Abort | Pause | Resume | _Asked | Close | _Received
 
 
 class RemoteWorker:
@@ -107,6 +120,7 @@ class RemoteWorker:
         self._last_words = ""
         self._open: dict[str, Opened] = {}
         self._waiting: dict[str, Opened] = {}
+        self._paused: set[str] = set()
         self._asked: dict[int, _Asked] = {}
         self._questions = 0
         self._turns = SuspectTurns(CrashRecords(clock))
@@ -144,6 +158,14 @@ class RemoteWorker:
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone."""
         self._events.put(Abort(tuple(request_ids)))
+
+    def pause(self, request_ids: Iterable[str]) -> None:
+        """Their readers are behind: they get nothing from the next step on, until `resume`."""
+        self._events.put(Pause(tuple(request_ids)))
+
+    def resume(self, request_ids: Iterable[str]) -> None:
+        """Paused requests go on, where they were."""
+        self._events.put(Resume(tuple(request_ids)))
 
     def ask(self, question: Question[T]) -> Future[T]:
         """What the engine answers between two steps; OverloadedError where it is not ready, EngineDiedError where it
@@ -216,6 +238,8 @@ class RemoteWorker:
                 self._submit(event)
             case Abort(request_ids):
                 self._abort(request_ids)
+            case Pause() | Resume():
+                self._pass_on(event)
             case _Asked():
                 self._ask(event)
             case Close():
@@ -226,6 +250,7 @@ class RemoteWorker:
     # --- requests ----------------------------------------------------------
 
     def _submit(self, event: _Submitted) -> None:
+        self._forget_deserted()
         until = self._clock() + self._limits.longest_wait
         opened = [Opened(request, event.sink, until) for request in event.requests]
         if self._health.is_ready:
@@ -263,6 +288,22 @@ class RemoteWorker:
             opened = self._waiting.pop(request_id, None) or self._turns.give_up(request_id)
             if opened is not None:
                 opened.sink.deliver([OutputDelta(request_id, "", (), finish_reason=FinishReason.ABORT)])
+
+    def _pass_on(self, event: Pause | Resume) -> None:
+        """To the process, where it has such requests."""
+        if self._process is None or not any(key in self._open for key in event.request_ids):
+            return
+        if isinstance(event, Pause):
+            self._paused.update(event.request_ids)
+        else:
+            self._paused.difference_update(event.request_ids)
+        self._process.send(event)
+
+    def _forget_deserted(self) -> None:
+        """End paused requests whose readers are gone: no delta comes for them that would show it."""
+        paused = [self._open[key] for key in self._paused if key in self._open]
+        self._abort([opened.request.id for opened in paused if not opened.sink.deliver(())])
+        self._paused = {opened.request.id for opened in paused}
 
     def _relay(self, deltas: Sequence[OutputDelta]) -> None:
         by_sink: dict[Sink, list[OutputDelta]] = {}

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from forerun.core.origins import OWN_CHOICE, TARGET, Origins, first
 from forerun.core.request import FinishReason, OutputDelta, Usage
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
 from forerun.core.step import (
     ClearSequence,
     DecodeRow,
@@ -184,8 +184,8 @@ class Telemetry:
     def _count_rows(self, plan: StepPlan, sequences: Mapping[int, SequenceResult]) -> None:
         drafted = 0
         for row in plan.decode:
-            verified = sequences[row.sequence_id]
-            if verified.drafted:
+            verified = sequences.get(row.sequence_id)
+            if verified is not None and verified.drafted:
                 drafted += verified.drafted
                 self._drafts.add(row, verified)
         prefill = sum(map(_size, plan.prefill)) if plan.prefill else 0

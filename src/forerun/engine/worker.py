@@ -17,10 +17,11 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from forerun.core.request import FinishReason, OutputDelta, Request
+from forerun.engine.backlog import Backlog
 from forerun.engine.health import EngineHealth, EngineState, stalled_or_ready
 from forerun.engine.loop import EngineLoop
 from forerun.engine.questions import Question
-from forerun.errors import EngineClosedError, InvalidRequestError
+from forerun.errors import EngineClosedError, EngineError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -36,25 +37,32 @@ class Sink(Protocol):
     """Where the outputs of some requests go. Hashed by identity."""
 
     def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
-        """Take one step's deltas, without blocking: the engine thread calls. False where nobody listens any more."""
+        """Take one step's deltas (none, to find out), without blocking: the engine thread calls. False where nobody
+        listens any more."""
         ...
 
 
 class QueueSink:
-    """Hands deltas to one waiting thread."""
+    """Hands deltas to one waiting thread. `backlog` is told what that thread has read."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_backlog", "_steps")
 
-    def __init__(self) -> None:
+    def __init__(self, backlog: Backlog | None = None) -> None:
         self._steps: SimpleQueue[Sequence[OutputDelta]] = SimpleQueue()
+        self._backlog = backlog
 
     def deliver(self, deltas: Sequence[OutputDelta]) -> bool:
+        if self._backlog is not None:
+            self._backlog.add(deltas)
         self._steps.put(deltas)
         return True
 
     def wait(self) -> Sequence[OutputDelta]:
         """The next step's deltas."""
-        return self._steps.get()
+        deltas = self._steps.get()
+        if self._backlog is not None:
+            self._backlog.take(deltas)
+        return deltas
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,16 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     question: Question[Any]
     answer: Future[Any]
@@ -81,7 +99,7 @@ class Close:
     pass
 
 
-Command: TypeAlias = Submit | Abort | Ask | Close
+Command: TypeAlias = Submit | Abort | Pause | Resume | Ask | Close
 
 
 class Worker(Protocol):
@@ -98,6 +116,14 @@ class Worker(Protocol):
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone. Never
         waits, and may be called wherever the garbage collector happens to run."""
+        ...
+
+    def pause(self, request_ids: Iterable[str]) -> None:
+        """Their readers are behind: they get nothing from the next step on, until `resume`. Never waits."""
+        ...
+
+    def resume(self, request_ids: Iterable[str]) -> None:
+        """Paused requests go on, where they were. Never waits."""
         ...
 
     def ask(self, question: Question[T]) -> Future[T]:
@@ -134,6 +160,9 @@ class EngineWorker:
         # SimpleQueue.put is reentrant: an iterator's __del__ may send an Abort wherever the collector happens to run.
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._sinks: dict[str, Sink] = {}
+        self._unwanted: dict[str, None] = {}
+        """Requests that are to be aborted before the next step."""
+        self._paused: dict[str, None] = {}
         self._ended: str | None = None
         self._ending = threading.Lock()
         # A daemon, since Python waits for other threads before it runs the exit hook that closes a forgotten engine.
@@ -166,7 +195,27 @@ class EngineWorker:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests with finish reason ABORT before the next step. Unknown and finished ones are left alone."""
-        self._commands.put(Abort(tuple(request_ids)))
+        request_ids = tuple(request_ids)
+        self._cut_short(request_ids)
+        self._commands.put(Abort(request_ids))
+
+    def _cut_short(self, aborted: Sequence[str]) -> None:
+        """Interrupt a step that evaluates long parts of prompts, and nothing but what nobody wants any more.
+
+        Where it has just ended the next one may be cut short instead, which is then repeated.
+        """
+        self._unwanted.update(dict.fromkeys(aborted))
+        in_step = self._loop.scheduler.in_long_step
+        if in_step and in_step <= self._unwanted.keys():
+            self._interrupt()
+
+    def pause(self, request_ids: Iterable[str]) -> None:
+        """Their readers are behind: they get nothing from the next step on, until `resume`."""
+        self._commands.put(Pause(tuple(request_ids)))
+
+    def resume(self, request_ids: Iterable[str]) -> None:
+        """Paused requests go on, where they were."""
+        self._commands.put(Resume(tuple(request_ids)))
 
     def ask(self, question: Question[T]) -> Future[T]:
         """What the engine answers between two steps. Raises EngineClosedError once the engine has ended."""
@@ -214,7 +263,7 @@ class EngineWorker:
         if not scheduler.has_disk_tier:
             return
         for request_id, sink in self._sinks.items():
-            sink.deliver([self._last_delta(request_id, EngineClosedError(_CLOSED))])
+            _delivered(sink, [self._last_delta(request_id, EngineClosedError(_CLOSED))])
         self._sinks.clear()
         while scheduler.has_work and self._loop.clock() < until:
             self._loop.step()
@@ -233,21 +282,50 @@ class EngineWorker:
             self._perform(command)
         return True
 
-    def _perform(self, command: Submit | Abort | Ask) -> None:
+    def _perform(self, command: Submit | Abort | Pause | Resume | Ask) -> None:
         if isinstance(command, Submit):
+            self._forget_deserted()
             self._sinks.update((request.id, command.sink) for request in command.requests)
             self._deliver([refused for request in command.requests if (refused := self._add(request)) is not None])
         elif isinstance(command, Abort):
+            for request_id in command.request_ids:
+                self._unwanted.pop(request_id, None)
             ended = [self._abort(request_id) for request_id in command.request_ids]
             self._deliver([delta for delta in ended if delta is not None])
+        elif isinstance(command, Pause):
+            self._pause(command.request_ids)
+        elif isinstance(command, Resume):
+            self._resume(command.request_ids)
         elif command.answer.set_running_or_notify_cancel():
             _answer(command, self._loop)
+
+    def _pause(self, request_ids: Sequence[str]) -> None:
+        for request_id in self._sinks.keys() & request_ids:
+            self._loop.scheduler.pause(request_id)
+            self._paused[request_id] = None
+
+    def _resume(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._loop.scheduler.resume(request_id)
+            self._paused.pop(request_id, None)
+
+    def _forget_deserted(self) -> None:
+        """End paused requests whose readers are gone: no delta comes for them that would show it."""
+        for request_id in list(self._paused):
+            sink = self._sinks.get(request_id)
+            if sink is not None and not _delivered(sink, ()):
+                self._forget(sink)
+        self._paused = {key: None for key in self._paused if key in self._sinks}
 
     def _add(self, request: Request) -> OutputDelta | None:
         try:
             self._loop.scheduler.add(request)
         except InvalidRequestError as error:
             return OutputDelta(request.id, "", (), finish_reason=FinishReason.ERROR, error=error)
+        except Exception as error:  # one request that nobody thought of must not end all the others
+            logger.exception("request %s could not be taken", request.id)
+            refused = EngineError(f"the request could not be taken: {type(error).__name__}: {error}")
+            return OutputDelta(request.id, "", (), finish_reason=FinishReason.ERROR, error=refused)
         return None
 
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
@@ -259,7 +337,7 @@ class EngineWorker:
             if sink is not None:
                 by_sink.setdefault(sink, []).append(delta)
         for sink, own in by_sink.items():
-            if not sink.deliver(own):
+            if not _delivered(sink, own):
                 self._forget(sink)
 
     def _forget(self, sink: Sink) -> None:
@@ -276,7 +354,7 @@ class EngineWorker:
         while not self._commands.empty():
             self._refuse(self._commands.get(), reason)
         for request_id, sink in self._sinks.items():
-            sink.deliver([self._last_delta(request_id, EngineClosedError(reason))])
+            _delivered(sink, [self._last_delta(request_id, EngineClosedError(reason))])
         self._sinks.clear()
         try:
             try:
@@ -300,6 +378,15 @@ class EngineWorker:
             delta = None
         delta = delta or OutputDelta(request_id, "", ())
         return replace(delta, finish_reason=FinishReason.ERROR, error=error)
+
+
+def _delivered(sink: Sink, deltas: Sequence[OutputDelta]) -> bool:
+    """Hand over what is a sink's. Its own errors are its own requests' end."""
+    try:
+        return sink.deliver(deltas)
+    except Exception:
+        logger.exception("outputs could not be delivered")
+        return False
 
 
 def _answer(asked: Ask, loop: EngineLoop) -> None:

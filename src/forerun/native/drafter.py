@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.prompt import Tokens
-from forerun.core.sampling import BrokenLogitsError, TokenDistribution, draft_token
-from forerun.core.step import DraftFill, DraftRequest, Proposal
+from forerun.core.sampling import TokenDistribution, draft_token
+from forerun.core.step import DraftFill, DraftRequest, FailureKind, Proposal
 from forerun.native.context import LlamaContext, NativeStepError
 from forerun.native.rollback import Rollback
 
@@ -78,6 +78,8 @@ class LlamaDrafter:
         known = context.model.vocabulary.size
         self._shared_ids = known if target_vocabulary is None else min(known, target_vocabulary)
         self._end_tokens = context.model.vocabulary.end_tokens
+        self._faults: dict[int, None] = {}
+        """Sequences for which drafting failed since it was last asked."""
 
     # --- running ahead ---
 
@@ -154,8 +156,10 @@ class LlamaDrafter:
             for run in runs:
                 self._feed_run(run, ended)
             self._flush(ended)
-        except (NativeStepError, BrokenLogitsError) as error:
+        except NativeStepError as error:
             _log.info("draft model: %s; going on with fewer proposals", error)
+            if error.kind is FailureKind.FAILED:
+                self._faults.update((run.sequence_id, None) for run in runs)
 
     def _feed_run(self, run: Run, ended: list[Run]) -> None:
         start, end = 0, len(run.tokens)
@@ -181,10 +185,24 @@ class LlamaDrafter:
         self.rows_evaluated += self._batch.rows
         if ended:
             for run, row in zip(ended, self.context.logits, strict=True):
-                assert run.asks is not None
-                run.asks.choose(row[: self._shared_ids])
+                self._choose(run, row[: self._shared_ids])
         ended.clear()
         self._batch.clear()
+
+    def _choose(self, run: Run, logits: NDArray[np.float32]) -> None:
+        """Add to a draft. What goes wrong there, in a request's grammar say, ends the draft and nothing else."""
+        assert run.asks is not None
+        try:
+            run.asks.choose(logits)
+        except Exception as error:  # noqa: BLE001
+            _log.info("draft model: %s: %s; going on without it", type(error).__name__, error)
+            self._faults[run.sequence_id] = None
+
+    def take_faults(self) -> tuple[int, ...]:
+        """Sequences for which drafting failed since this was last asked."""
+        faults = tuple(self._faults)
+        self._faults.clear()
+        return faults
 
     # --- memory ---
 

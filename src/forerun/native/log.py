@@ -12,6 +12,14 @@ _ERROR_LINES_KEPT = 50
 _PARTIAL_LIMIT = 16_384
 _CONTINUED = 5
 
+_OF_ABORTS = (
+    "failed with error 1",
+    "compute status: 1",
+    "ret = 2",
+    "removing memory module entries",
+)
+"""Parts of what llama.cpp says of a decode that was cut short, which was asked for: nobody needs to be warned."""
+
 _LEVELS = {  # ggml_log_level in ggml.h
     1: logging.DEBUG,
     2: logging.DEBUG,  # "info" is a page of metadata and buffer sizes for every model
@@ -59,6 +67,8 @@ class NativeLog:
     def _finished(self, line: str) -> tuple[int, str]:
         line = line.rstrip()
         self._lines += 1
+        if any(part in line for part in _OF_ABORTS):
+            return logging.DEBUG, line
         if self._level >= logging.ERROR:
             self._errors.append((self._lines, line))
         return self._level, line

@@ -7,25 +7,26 @@ from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.core.sampling import BrokenLogitsError, SamplingContext
 from forerun.core.step import (
     ClearSequence,
+    DecodeRow,
     FailureKind,
     ForkSequence,
     KvOperation,
     MediaRows,
     PrefillRows,
     Proposal,
+    SequenceFault,
     SequenceResult,
     StepFailure,
     StepPlan,
     StepResult,
     StepTimes,
     TruncateSequence,
+    changed_sequence,
 )
-from forerun.core.verification import Verified, Verify, verify
+from forerun.core.verification import Verified, Verify, attempt, verify
 from forerun.native.adapters import AppliedAdapters
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
@@ -69,15 +70,13 @@ class LlamaRunner:
         if self._segments is not None:
             self._segments.begin_step()
         try:
-            result = self._perform(plan, start)
+            self._prepare(plan)
+            result = self._evaluate(plan)
         except NativeStepError as error:
-            result = self._failed(start, StepFailure(error.kind, str(error)))
-        except BrokenLogitsError as error:
-            result = self._failed(start, StepFailure(FailureKind.FAILED, str(error)))
-        return result if self._segments is None else self._with_moved(result, self._segments)
-
-    def _failed(self, start: float, failure: StepFailure) -> StepResult:
-        return StepResult(perf_counter() - start, failure=failure, held_from=self.context.held_from())
+            result = StepResult(0.0, failure=StepFailure(error.kind, str(error)))
+        if self._segments is not None:
+            result = self._with_moved(result, self._segments)
+        return replace(result, elapsed=perf_counter() - start, held_from=self.context.held_from())
 
     @staticmethod
     def _with_moved(result: StepResult, segments: Segments) -> StepResult:
@@ -93,21 +92,72 @@ class LlamaRunner:
             store_events=tuple(segments.store.take_events()),
         )
 
-    def _perform(self, plan: StepPlan, start: float) -> StepResult:
+    def _prepare(self, plan: StepPlan) -> None:
+        """All but the evaluation. Raises NativeStepError: sequences that were to be changed hold anything then."""
         self._apply_all(plan.operations)
         if plan.waits_for_store and self._segments is not None and not (plan.decode or plan.prefill):
             self._segments.store.wait(_STORE_WAIT)
         self._apply_adapters(plan)
+
+    def _evaluate(self, plan: StepPlan) -> StepResult:
+        """The rows of a plan, target and draft."""
         drafter = self._drafter_for(plan)
         if drafter is not None:
             drafter.fill(plan.draft_fills)
         filled = perf_counter()
         proposals = self._propose(drafter, plan) if drafter else {}
         proposed = perf_counter()
-        results, verified = self._run_target(plan, proposals) if plan.decode or plan.prefill else ({}, proposed)
-        draft_held = self._settle_draft(drafter, plan, results) if drafter else {}
+        outcomes: dict[int, SequenceResult | SequenceFault] = {}
+        verified = proposed
+        if plan.decode or plan.prefill:
+            try:
+                outcomes, verified = self._run_target(plan, proposals)
+            except NativeStepError as error:
+                return self._failed(plan, drafter, StepFailure(error.kind, str(error)))
+        results = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, SequenceResult)}
+        faults = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, SequenceFault)}
+        held = self._settle_draft(drafter, plan, results) if drafter else {}
+        broken = drafter.take_faults() if drafter else ()
         times = StepTimes(verified - proposed, proposed - filled)
-        return StepResult(perf_counter() - start, results, draft_held, times=times, held_from=self.context.held_from())
+        return StepResult(0.0, results, held, faults, draft_faults=broken, times=times)
+
+    # --- after a decode that failed ---
+
+    def _failed(self, plan: StepPlan, drafter: LlamaDrafter | None, failure: StepFailure) -> StepResult:
+        """Take back what a decode that failed may have left.
+
+        It writes to cells of its own only, and llama.cpp removes the rows that failed (llama_context::decode), so that
+        what was there before is whole where the memory can be cut.
+        """
+        if self.context.memory.has_state:
+            return StepResult(0.0, failure=failure)
+        changed = [changed_sequence(operation) for operation in plan.operations]
+        kept = dict.fromkeys([sequence_id for sequence_id in changed if sequence_id is not None], 0)
+        kept |= {fill.sequence_id: 0 for fill in plan.draft_fills}
+        for row in (*plan.decode, *plan.prefill):
+            kept.pop(row.sequence_id, None)
+            if (rows := self._kept(row)) is not None:
+                kept[row.sequence_id] = rows
+        held = self._take_back_drafts(drafter, plan) if drafter is not None else {}
+        return StepResult(0.0, draft_held=held, failure=failure, kept=kept)
+
+    def _kept(self, row: DecodeRow | PrefillRows | MediaRows) -> int | None:
+        """How many of its rows a sequence holds after a decode that failed, drafts cut off; None where it is unknown.
+        The last row of a prompt is never kept: what it is there for, a token, has not come."""
+        most = len(row.tokens) - (row.sampling is not None) if isinstance(row, PrefillRows) else 0
+        rows = min(max(self.context.pos_max(row.sequence_id) + 1 - row.position, 0), most)
+        stop = row.position + rows
+        is_cut = self.context.truncate_sequence(row.sequence_id, stop)
+        return rows if is_cut and self.context.pos_max(row.sequence_id) + 1 == stop else None
+
+    @staticmethod
+    def _take_back_drafts(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, int]:
+        """Cut proposals from the draft's memory; what it then holds, by sequence id."""
+        for request in plan.draft_requests:
+            drafter.truncate(request.sequence_id, request.held)
+        ids = [fill.sequence_id for fill in plan.draft_fills]
+        ids += [request.sequence_id for request in plan.draft_requests]
+        return {sequence_id: drafter.held(sequence_id) for sequence_id in ids}
 
     # --- memory operations ---
 
@@ -191,12 +241,15 @@ class LlamaRunner:
         """Cut rejected tokens from the draft's memory; what it then holds, by sequence id."""
         held = {fill.sequence_id: drafter.held(fill.sequence_id) for fill in plan.draft_fills}
         for request in plan.draft_requests:
-            held[request.sequence_id] = drafter.settle(request, results[request.sequence_id].accepted)
+            if request.sequence_id in results:
+                held[request.sequence_id] = drafter.settle(request, results[request.sequence_id].accepted)
         return held
 
     # --- the target's rows ---
 
-    def _run_target(self, plan: StepPlan, proposals: dict[int, Proposal]) -> tuple[dict[int, SequenceResult], float]:
+    def _run_target(
+        self, plan: StepPlan, proposals: dict[int, Proposal]
+    ) -> tuple[dict[int, SequenceResult | SequenceFault], float]:
         """One decode of all rows, verified, and when that was done; then rejected rows are taken back."""
         drafts = [proposals.get(row.sequence_id) or Proposal(row.drafts) for row in plan.decode]
         self._fill_batch(plan, [proposal.tokens for proposal in drafts])
@@ -218,27 +271,24 @@ class LlamaRunner:
             self._rollback.forget_all()
         return results, verified
 
-    def _cut_rejected(self, plan: StepPlan, drafts: list[Proposal], results: dict[int, SequenceResult]) -> None:
+    def _cut_rejected(
+        self, plan: StepPlan, drafts: list[Proposal], results: dict[int, SequenceResult | SequenceFault]
+    ) -> None:
         """The pending token and all new tokens but the last stay."""
-        for row, proposed in zip(plan.decode, drafts, strict=True):
-            kept = len(results[row.sequence_id].tokens)
-            if kept <= len(proposed.tokens):
-                self._cut(row.sequence_id, row.position + kept)
+        for row, tokens in _rejected(plan, drafts, results):
+            self._cut(row.sequence_id, row.position + len(tokens))
 
     def _replay(
         self,
         plan: StepPlan,
         drafts: list[Proposal],
-        results: dict[int, SequenceResult],
+        results: dict[int, SequenceResult | SequenceFault],
         rollback: Rollback,
     ) -> None:
         """Go back to before the decode where a row was rejected, and evaluate the confirmed ones again, all at once."""
         batch = self._batch
         batch.clear()
-        for row, proposed in zip(plan.decode, drafts, strict=True):
-            tokens = results[row.sequence_id].tokens
-            if len(tokens) > len(proposed.tokens):
-                continue
+        for row, tokens in _rejected(plan, drafts, results):
             rollback.go_back(row.sequence_id)
             confirmed = np.array([row.token, *tokens[:-1]], np.int32)
             batch.add_run(confirmed, row.position, row.sequence_id, last_output=False)
@@ -261,19 +311,19 @@ class LlamaRunner:
                 raise NativeStepError(FailureKind.FAILED, "this runner does not evaluate media")
             batch.add_run(run.tokens, run.position, run.sequence_id, last_output=run.sampling is not None)
 
-    def _verify(self, plan: StepPlan, drafts: list[Proposal]) -> Iterator[tuple[int, SequenceResult]]:
-        """Choose tokens from the logits."""
+    def _verify(self, plan: StepPlan, drafts: list[Proposal]) -> Iterator[tuple[int, SequenceResult | SequenceFault]]:
+        """Choose tokens from the logits. What goes wrong with one request's choice is no other one's fault."""
         logits = self.context.logits
         first = 0
         for row, proposal in zip(plan.decode, drafts, strict=True):
             tokens, rows = proposal.tokens, 1 + len(proposal.tokens)
             block = logits[first : first + rows]
-            verified = self._verify_rows(block, tokens, row.sampling, row.max_tokens, proposal.drawn_from)
+            verified = attempt(self._verify_rows, block, tokens, row.sampling, row.max_tokens, proposal.drawn_from)
             first += rows
-            yield row.sequence_id, _result(verified, rows - 1)
+            yield row.sequence_id, _outcome(verified, rows - 1)
         for run in plan.prefill:
             if run.sampling is not None:
-                yield run.sequence_id, _result(_first_token(logits[first : first + 1], run.sampling), 0)
+                yield run.sequence_id, _outcome(attempt(verify, logits[first : first + 1], (), run.sampling, 1, ()), 0)
                 first += 1
 
     def close(self) -> None:
@@ -290,9 +340,17 @@ def _prefill_rows(plan: StepPlan) -> int:
     return sum(len(run.tokens) for run in plan.prefill if isinstance(run, PrefillRows))
 
 
-def _first_token(rows: NDArray[np.float32], sampling: SamplingContext) -> Verified:
-    return verify(rows, (), sampling, 1)
+def _rejected(
+    plan: StepPlan, drafts: list[Proposal], results: dict[int, SequenceResult | SequenceFault]
+) -> Iterator[tuple[DecodeRow, tuple[int, ...]]]:
+    """Rows with rejected drafts, and the tokens that came."""
+    for row, proposed in zip(plan.decode, drafts, strict=True):
+        result = results[row.sequence_id]
+        if isinstance(result, SequenceResult) and len(result.tokens) <= len(proposed.tokens):
+            yield row, result.tokens
 
 
-def _result(verified: Verified, drafted: int) -> SequenceResult:
+def _outcome(verified: Verified | SequenceFault, drafted: int) -> SequenceResult | SequenceFault:
+    if isinstance(verified, SequenceFault):
+        return verified
     return SequenceResult(verified.tokens, drafted, verified.accepted, logprobs=verified.logprobs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from operator import add
 from typing import Any, Final, TypeVar
 
-from forerun.core.scheduler import SchedulerStats
+from forerun.core.stats import SchedulerStats
 from forerun.engine.telemetry import DraftCounts, EngineTelemetry
 from forerun.errors import ForerunError
 

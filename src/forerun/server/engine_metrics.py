@@ -128,6 +128,12 @@ _COUNTERS: Final = (
 _GAUGES: Final = (
     _Number("num_requests_running", "Requests in the engine's batch.", lambda told: _one(told.stats.running)),
     _Number("num_requests_waiting", "Requests that wait for a place in it.", lambda told: _one(told.stats.waiting)),
+    _Number(
+        "num_requests_parked",
+        "Those among them that ran, and wait for cells to go on.",
+        lambda told: _one(told.stats.parked),
+    ),
+    _Number("num_requests_paused", "Streams whose readers are behind.", lambda told: _one(told.stats.paused)),
     _Number("kv_cells_used", "Cells of the KV memory in use.", lambda told: _one(told.stats.used_cells)),
     _Number("kv_cells", "Cells of the KV memory.", lambda told: _one(told.stats.total_cells)),
     _Number(

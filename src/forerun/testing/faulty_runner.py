@@ -38,7 +38,7 @@ class FaultyRunner(Runner):
     def execute(self, plan: StepPlan) -> StepResult:
         strike = self.faults.strike(plan, self._request_of)
         result = self._runner.execute(plan) if strike is None else self._struck(plan, strike)
-        self.faults.ended(plan, self._request_of, well=result.failure is None)
+        self.faults.ended(plan, self._request_of, well=result.failure is None and not result.faults)
         return result
 
     def _struck(self, plan: StepPlan, strike: Strike) -> StepResult:

@@ -25,7 +25,7 @@ from forerun.core.scheduler import Scheduler
 from forerun.core.segment import StoredSegment, segment_key
 from forerun.core.step import DraftRequest, Proposal, StepPlan, StepResult
 from forerun.engine.plan_text import SegmentNumbers, plan_digest, plan_lines
-from forerun.engine.recording import Answers, Arrival, Cancel, Clear, Line, Look, Pin, Plan, Result, Session
+from forerun.engine.recording import Answers, Arrival, Cancel, Clear, Line, Look, Pace, Pin, Plan, Result, Session
 from forerun.errors import ForerunError
 
 _NOBODY = "0" * 32
@@ -144,6 +144,10 @@ class _Session:
                 self._arrive(line)
             case Cancel():
                 scheduler.abort(str(line.number), line.now)
+            case Pace(is_paused=True):
+                scheduler.pause(str(line.number))
+            case Pace():
+                scheduler.resume(str(line.number))
             case Look():
                 scheduler.look_up(PromptLayout.of_text([0]))
             case Pin():

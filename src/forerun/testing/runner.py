@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,6 @@ from forerun.core.adapters import NO_CONTENTS, AdapterSet
 from forerun.core.costs import StepCosts
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.prefix import PromptCheckpointState
-from forerun.core.sampling import BrokenLogitsError
 from forerun.core.segment import (
     SegmentHeader,
     SegmentStore,
@@ -28,9 +28,11 @@ from forerun.core.step import (
     KvOperation,
     MediaRows,
     PersistSegment,
+    PrefillRows,
     Proposal,
     RemoveSegment,
     RestoreSegment,
+    SequenceFault,
     SequenceResult,
     StepFailure,
     StepPlan,
@@ -38,22 +40,26 @@ from forerun.core.step import (
     StepTimes,
     StoreSegment,
     TruncateSequence,
+    changed_sequence,
 )
-from forerun.core.verification import Verify, verify
+from forerun.core.verification import Verified, Verify, attempt, verify
 from forerun.testing.drafter import FakeDrafter
 from forerun.testing.memory import GARBAGE, FakeMemory, FakeMemoryError, remember, take_back
 from forerun.testing.model import adapted, fake_logits, media_codes
 from forerun.testing.store import packed, unpacked
 
-FaultSchedule = Callable[[StepPlan], StepFailure | None]
+Faults = Mapping[int, SequenceFault]
+FaultSchedule = Callable[[StepPlan], StepFailure | Faults | None]
+"""What goes wrong in a step, if anything: all of it, or some sequences alone."""
 
 
 class FakeRunner:
     """Performs plans on the fake model.
 
-    `faults` is asked before each step; what it returns fails the step after some garbage was written, as a native
-    decode that breaks in the middle would. `kind` is the target's memory. Steps take `seconds_per_step`, or with
-    `costs` what those say, draft included, so that speed can be simulated. `verify` may be a SyntheticAcceptance's.
+    `faults` is asked before each step. A failure it returns fails the step as a native decode would: ABORTED when half
+    of each prompt's rows were evaluated, NO_ROOM before anything was, others after some garbage was written. `kind` is
+    the target's memory. Steps take `seconds_per_step`, or with `costs` what those say, draft included, so that speed
+    can be simulated. `verify` may be a SyntheticAcceptance's.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class FakeRunner:
         """Rows evaluated again after a rejection."""
         self.is_closed = False
         self._applied: AdapterSet = ()
+        self._faults: dict[int, SequenceFault] = {}
         self._size = vocabulary_size
         self._seconds = seconds_per_step
         self._costs = costs
@@ -109,22 +116,23 @@ class FakeRunner:
         try:
             self._apply_all(plan.operations)
             failure = self.faults(plan) if self.faults else None
-            if failure is not None:
-                self._leave_garbage(plan)
-                return StepResult(self._seconds, failure=failure, held_from=self.memory.held_from())
+            if isinstance(failure, StepFailure):
+                kept = self._fail(plan, failure)
+                return StepResult(self._seconds, failure=failure, kept=kept, held_from=self.memory.held_from())
+            self._faults = dict(failure or {})
             cells, rows, replayed = self.memory.used, self.rows, self.replayed
             results = self._evaluate(plan)
             held = self._draft_held(plan, results)
             held_from = self.memory.held_from()
             if self._costs is None:
-                return StepResult(self._seconds, results, held, held_from=held_from)
+                return StepResult(self._seconds, results, held, self._faults, held_from=held_from)
             times = _simulated(self._costs, plan, self.rows - rows, cells)
             fills = [fill.tokens.size for fill in plan.draft_fills]
             filling = self._costs.draft.predict(sum(fills)) / 1e3 if fills and self._costs.draft else 0.0
             replaying = self._costs.target.predict(self.replayed - replayed, cells) / 1e3
             elapsed = times.target + times.draft + filling + replaying
-            return StepResult(elapsed, results, held, times=times, held_from=held_from)
-        except (FakeMemoryError, BrokenLogitsError) as error:
+            return StepResult(elapsed, results, held, self._faults, times=times, held_from=held_from)
+        except FakeMemoryError as error:
             failure = StepFailure(FailureKind.FAILED, str(error))
             return StepResult(self._seconds, failure=failure, held_from=self.memory.held_from())
 
@@ -191,6 +199,22 @@ class FakeRunner:
             self._unrestorable.append(operation.key)
             raise FakeMemoryError(f"segment {operation.key} cannot be restored: {error}") from error
 
+    def _fail(self, plan: StepPlan, failure: StepFailure) -> dict[int, int]:
+        """What a failed decode leaves; what of it is known."""
+        if failure.kind is FailureKind.FAILED or not self.memory.kind.is_dense:
+            self._leave_garbage(plan)
+            return {}
+        self._applied = plan.adapters
+        changed = (changed_sequence(operation) for operation in plan.operations)
+        kept = dict.fromkeys([sequence_id for sequence_id in changed if sequence_id is not None], 0)
+        kept |= dict.fromkeys(plan.sequence_ids(), 0)
+        for rows in plan.prefill if failure.kind is FailureKind.ABORTED else ():
+            if isinstance(rows, PrefillRows):
+                done = kept[rows.sequence_id] = rows.tokens.size // 2
+                self.memory.append(rows.sequence_id, self._adapted(rows.tokens[:done].tolist()), rows.position, done)
+                self.rows += done
+        return kept
+
     def _leave_garbage(self, plan: StepPlan) -> None:
         for sequence_id in plan.sequence_ids():
             if self.memory.used < self.memory.capacity:
@@ -199,7 +223,9 @@ class FakeRunner:
     def _evaluate(self, plan: StepPlan) -> dict[int, SequenceResult]:
         proposals = self._draft(plan)
         self._applied = plan.adapters
-        results = {row.sequence_id: self._decode(row, proposals) for row in plan.decode}
+        results: dict[int, SequenceResult] = {}
+        for row in plan.decode:
+            self._decode(row, proposals, results)
         for rows in plan.prefill:
             if isinstance(rows, MediaRows):
                 codes, extent = media_codes(rows.media), rows.media.native_positions
@@ -208,9 +234,15 @@ class FakeRunner:
             self.memory.append(rows.sequence_id, self._adapted(codes), rows.position, extent)
             self.rows += len(codes)
             if rows.sampling is not None:
-                verified = self._verify(self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1, ())
-                results[rows.sequence_id] = SequenceResult(verified.tokens, logprobs=verified.logprobs)
+                verified = attempt(self._verify, self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1)
+                if self._is_sound(verified, rows.sequence_id):
+                    results[rows.sequence_id] = SequenceResult(verified.tokens, logprobs=verified.logprobs)
         return results
+
+    def _is_sound(self, verified: Verified | SequenceFault, sequence_id: int) -> TypeGuard[Verified]:
+        if isinstance(verified, SequenceFault):
+            self._faults[sequence_id] = verified
+        return sequence_id not in self._faults
 
     def _draft(self, plan: StepPlan) -> dict[int, Proposal]:
         if self.drafter is None:
@@ -224,7 +256,7 @@ class FakeRunner:
             if proposal.tokens
         }
 
-    def _decode(self, row: DecodeRow, proposals: dict[int, Proposal]) -> SequenceResult:
+    def _decode(self, row: DecodeRow, proposals: dict[int, Proposal], results: dict[int, SequenceResult]) -> None:
         proposal = proposals.get(row.sequence_id) or Proposal(row.drafts)
         drafts = proposal.tokens
         logits = np.empty((len(drafts) + 1, self._size), np.float32)
@@ -233,12 +265,16 @@ class FakeRunner:
             self.memory.append(row.sequence_id, self._adapted([token]), row.position + index, batch_from=row.position)
             logits[index] = self._logits(row.sequence_id)
         self.rows += len(logits)
-        verified = self._verify(logits, drafts, row.sampling, row.max_tokens, proposal.drawn_from)
+        verified = attempt(self._verify, logits, drafts, row.sampling, row.max_tokens, proposal.drawn_from)
+        if not self._is_sound(verified, row.sequence_id):
+            take_back(self.memory, row.sequence_id, row.position)
+            return
         kept = len(verified.tokens)
         if take_back(self.memory, row.sequence_id, row.position + kept):
             self.memory.append(row.sequence_id, self._adapted([row.token, *verified.tokens[:-1]]), row.position)
             self.replayed += kept
-        return SequenceResult(verified.tokens, len(drafts), verified.accepted, verified.logprobs)
+        accepted, logprobs = verified.accepted, verified.logprobs
+        results[row.sequence_id] = SequenceResult(verified.tokens, len(drafts), accepted, logprobs)
 
     def _draft_held(self, plan: StepPlan, results: dict[int, SequenceResult]) -> dict[int, int]:
         """Cut rejected tokens from the draft's memory; what it then holds, by sequence id."""
@@ -246,8 +282,8 @@ class FakeRunner:
             return {}
         memory = self.drafter.memory
         for request in plan.draft_requests:
-            keep = request.tokens.size + results[request.sequence_id].accepted
-            take_back(memory, request.sequence_id, keep)
+            result = results.get(request.sequence_id)
+            take_back(memory, request.sequence_id, request.tokens.size + (result.accepted if result else 0))
         ids = [fill.sequence_id for fill in plan.draft_fills] + [request.sequence_id for request in plan.draft_requests]
         return {sequence_id: memory.held(sequence_id) for sequence_id in ids}
 
