@@ -23,7 +23,7 @@ _MAX_INPUTS: Final = 64
 """Of a batch."""
 _SMALLEST_BATCH: Final = 512
 """Tokens of a batch that models with short inputs get, so that several are computed at once."""
-_NOT_FOR_EMBEDDINGS: Final = ("draft", "drafter", "mtp", "cache_dir", "synthetic_acceptance", "chat_template")
+_NOT_FOR_EMBEDDINGS: Final = ("draft", "drafter", "mtp", "cache_dir", "synthetic_acceptance", "chat_template", "record")
 
 
 def is_embedding_model(config: EngineConfig) -> bool:

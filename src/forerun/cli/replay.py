@@ -21,7 +21,7 @@ def replay_recording(path: Path, *, shows: bool) -> None:
             steps += 1
             if shows:
                 typer.echo("\n".join(_shown(last)))
-    except ForerunError:
+    except (ForerunError, OSError):  # nobody reads any more (`| head`), for instance
         raise
     except Exception as error:
         raise ForerunError(

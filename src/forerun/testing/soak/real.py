@@ -66,7 +66,11 @@ class _AnswersAlone:
             if token == expected:
                 continue
             if not alone.could_be(index, token):
-                raise SoakError(f"{course.request.id} got {tokens}, alone it gets {alone.tokens}")
+                there, usage = alone.logprobs[index], course.deltas[-1].usage
+                raise SoakError(
+                    f"{course.request.id} ({usage}) got {tokens}, alone it gets {alone.tokens}: token {index} is "
+                    f"{expected} with {there.logprob:.2f}, of {there.top}"
+                )
             self.ties += 1
             return
         wanted = min(course.request.params.max_tokens or _ANSWER, len(alone.tokens))
