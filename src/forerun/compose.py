@@ -82,12 +82,12 @@ def as_listed(config: EngineConfig) -> EngineConfig:
     from forerun.models.catalog_format import Method
     from forerun.models.listed import find_listed
 
-    is_chosen = config.draft is not None or config.mtp is not None or config.speculation in (0, "off")
+    is_chosen = config.draft is not None or config.mtp or config.speculation in (0, "off")
     try:
         listed = None if is_chosen else find_listed(config.model)
     except ModelError:
         return config
-    if listed is None or listed.method is None:
+    if listed is None or listed.method is None or (listed.method is Method.MTP and config.mtp is False):
         return config
     if listed.draft is not None:
         return replace(config, draft=listed.draft.source)

@@ -76,6 +76,7 @@ def test_an_id_brings_its_draft_unless_the_caller_chose_what_drafts() -> None:
         chosen = EngineConfig(model="qwen3-8b", **choice)
         assert as_listed(chosen) == chosen
     assert as_listed(EngineConfig(model="qwen3-8b", speculation=4)).draft_tokens == 4
+    assert as_listed(EngineConfig(model="qwen3-8b", mtp=False)).draft == draft.source, "a head is all that it forbids"
     for name in ("smollm2", "./qwen3-8b.gguf", "nosuchmodel"):
         assert as_listed(EngineConfig(model=name)) == EngineConfig(model=name)
 
@@ -93,6 +94,8 @@ def test_an_id_whose_own_head_or_text_drafts_turns_speculation_on(
     by_head = as_listed(EngineConfig(model="by-head"))
     assert (by_head.speculation, by_head.mtp, by_head.draft) == ("auto", None, None)
     assert as_listed(by_head) == by_head
+    headless = EngineConfig(model="by-head", mtp=False)
+    assert as_listed(headless) == headless
 
 
 def test_anything_with_a_slash_or_the_ending_gguf_is_a_path(tmp_path: Path) -> None:
