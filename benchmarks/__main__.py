@@ -43,7 +43,8 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "replay": replay.run,
     "cache_sim": cache_sim.run,
     "streaming": streaming.streaming,
-    "overload": overload.run,
+    "overload_two_cores": overload.two_cores,
+    "overload_gpu": overload.gpu,
 }
 
 

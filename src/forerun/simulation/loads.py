@@ -35,6 +35,12 @@ def capacity(workload: Workload) -> float:
     return Simulation(roomy, BackloggedCrowd(roomy, backlog)).run().goodput
 
 
+def run_alone(workload: Workload, name: str, scale: float = 1.0) -> Outcome:
+    """A group's users without all others, asking `scale` times as often as is written. Raises KeyError."""
+    group = {group.name: group for group in workload.groups}[name]
+    return Simulation(alone := replace(workload, groups=(group,)), TimedCrowd(alone, scale)).run()
+
+
 def study(workload: Workload, loads: Sequence[float] = ()) -> Study:
     """Run a workload at each load; as it is written where none is given."""
     most = capacity(workload)
