@@ -1,12 +1,13 @@
 """Random schedules on the FakeRunner: whatever arrives, is cancelled or fails, answers are those of the naive oracle.
 
 The invariants are those of design/scheduler.md section 6 that apply to the resident engine. A longer hunt:
-FORERUN_MACHINE_EXAMPLES=5000 pytest tests/core/test_scheduler_machine.py
+FORERUN_MACHINE_EXAMPLES=10000 pytest tests/core/test_scheduler_machine.py --timeout 7200
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -22,7 +23,19 @@ from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Reques
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import FailureKind, SequenceFault, StepFailure, StepPlan, changed_sequence
 from forerun.errors import GrammarFailedError
-from forerun.testing import FAKE_SIZES, FakeConstraint, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary, naive_answer
+from forerun.testing import (
+    FAKE_SIZES,
+    FakeConstraint,
+    FakeDrafter,
+    FakeRunner,
+    FakeStore,
+    FakeVocabulary,
+    Fault,
+    FaultyRunner,
+    SeededFaults,
+    naive_answer,
+)
+from forerun.testing.faults import Strike
 
 VOCABULARY = FakeVocabulary()
 
@@ -114,6 +127,20 @@ constraints = st.sampled_from(
 )
 
 
+class FaultOnDemand(SeededFaults):
+    """Strikes once for each time it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=0)
+        self.wanted: Fault | None = None
+
+    def draw(self, possible: Iterable[Strike], requests: Sequence[str]) -> Strike | None:  # noqa: ARG002
+        strike = next((strike for strike in possible if strike.fault is self.wanted), None)
+        if strike is not None:
+            self.wanted = None
+        return strike
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """One scheduler, one FakeRunner, any order of arrivals, steps, aborts and faults."""
 
@@ -149,7 +176,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             drafter = FakeDrafter(config.draft_n_ctx, VOCABULARY.size, self.quality, config.draft_memory)
         pace = None if self.curve is None else LiveCosts(self.curve)
         self.scheduler = Scheduler(config, VOCABULARY, pace=pace, stored=self.store.scan())
-        self.runner = FakeRunner(
+        self.fake = FakeRunner(
             config.n_ctx,
             VOCABULARY.size,
             drafter=drafter,
@@ -158,6 +185,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             store=self.store,
             adapters=config.adapters,
         )
+        self.strikes = FaultOnDemand()
+        self.runner = FaultyRunner(self.fake, self.strikes, self.scheduler.request_of, sleep=lambda _: None)
 
     def store_faults(self, kind: str, _key: str) -> bool:
         failed = self.store_fails == kind
@@ -185,7 +214,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         kinds = [kind, *(self.poisoned.get(key or "") for key in in_step.values())]
         failing = next((kind for kind in kinds if kind is not None), None)
         if failing is not None:
-            self.struck.update({key: self.struck.get(key, 0) + 1 for key in in_step.values() if key is not None})
             return StepFailure(failing, "on demand")
         sampled = {row.sequence_id for row in (*plan.decode, *plan.prefill) if row.sampling is not None}
         return {
@@ -258,9 +286,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             request_id = self.scheduler.request_of(sequence_id)
             assert request_id is not None
             assert self.requests[request_id].params.adapter_set == plan.adapters
+        in_step = [(sequence_id, self.scheduler.request_of(sequence_id) or "") for sequence_id in plan.sequence_ids()]
         result = self.runner.execute(plan)
         if result.failure is not None:
-            assert result.failure.message == "on demand" or result.unrestorable, result.failure
+            assert result.failure.message.startswith(("on demand", "injected")) or result.unrestorable, result.failure
+        for sequence_id, key in in_step:
+            self.struck[key] = self.struck.get(key, 0) + (result.failure is not None or sequence_id in result.faults)
         for delta in self.scheduler.update(plan, result):
             assert delta.request_id not in self.behind
             self.deltas[delta.request_id].append(delta)
@@ -299,6 +330,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail_the_next_step(self, kind: FailureKind) -> None:
         self.fail_next = kind
 
+    @rule(fault=st.sampled_from(Fault))
+    def strike(self, fault: Fault) -> None:
+        """The next step that this fault can strike."""
+        self.strikes.wanted = fault
+
     @precondition(lambda self: len(self.finished()) < len(self.requests))
     @rule(data=st.data(), kind=st.sampled_from([*FailureKind, None]))
     def poison(self, data: st.DataObject, kind: FailureKind | None) -> None:
@@ -317,11 +353,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         pool = self.scheduler.pool
         changing = {changed_sequence(operation) for operation in pool.pending_operations} | pool.quarantined
         for sequence_id in set(range(self.config.n_seq_max)) - changing:
-            assert self.runner.memory.held(sequence_id) == pool.target_cells.held(sequence_id)
-            if self.runner.drafter is not None:
-                assert self.runner.drafter.memory.held(sequence_id) == pool.draft_cells.held(sequence_id)
+            assert self.fake.memory.held(sequence_id) == pool.target_cells.held(sequence_id)
+            if self.fake.drafter is not None:
+                assert self.fake.drafter.memory.held(sequence_id) == pool.draft_cells.held(sequence_id)
         if not changing:
-            assert self.runner.memory.used == pool.target_cells.used
+            assert self.fake.memory.used == pool.target_cells.used
 
     @invariant()
     def who_waits_is_in_order_of_priority(self) -> None:

@@ -20,6 +20,7 @@ from forerun.core.step import (
     KvOperation,
     RestoreSegment,
     StepPlan,
+    StepResult,
     StoreSegment,
     TruncateSequence,
 )
@@ -40,7 +41,7 @@ class Fault(StrEnum):
     ABORTED = "decode aborted"
     NO_ROOM = "no room"
     LOGITS = "broken logits"
-    """It succeeds, and what comes out is not a number."""
+    """It succeeds, and what comes out for one request is no number: that one alone gets nothing from the step."""
     DRAFT = "draft"
     """The draft model does nothing: fewer proposals, no failed step."""
     FORK = "fork"
@@ -53,7 +54,7 @@ class Fault(StrEnum):
 
 
 OF_DECODES = frozenset({Fault.NOT_BEGUN, Fault.HALFWAY, Fault.LATE, Fault.ABORTED, Fault.NO_ROOM, Fault.LOGITS})
-"""Faults that fail a step with rows; these can be a request's."""
+"""Faults of steps with rows; these can be a request's."""
 HARMLESS = frozenset({Fault.DRAFT, Fault.STORE, Fault.SLOW})
 """Faults that fail no step."""
 _OPERATIONS: dict[type[KvOperation], Fault] = {
@@ -133,13 +134,13 @@ class SeededFaults:
             return Strike(strike.fault, culprit=name)
         return strike
 
-    def ended(self, plan: StepPlan, request_of: RequestOf, *, well: bool) -> None:
+    def ended(self, plan: StepPlan, result: StepResult, request_of: RequestOf) -> None:
         """How a step ended: requests that got a token from it are past whatever struck them before."""
-        if not well:
+        if result.failure is not None:
             self._shaken.update(requests_in(plan, request_of))
-        elif self._shaken:
-            rows = [row.sequence_id for row in (*plan.decode, *plan.prefill) if row.sampling is not None]
-            self._shaken.difference_update({request_of(sequence_id) or "" for sequence_id in rows})
+        elif self._shaken or result.faults:
+            self._shaken.difference_update({request_of(sequence_id) or "" for sequence_id in result.sequences})
+            self._shaken.update({request_of(sequence_id) or "" for sequence_id in result.faults})
 
     def strikes_store(self, kind: str, key: str) -> bool:  # noqa: ARG002
         """Whether a call of the store fails; for FakeStore's `faults`."""

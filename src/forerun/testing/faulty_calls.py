@@ -51,7 +51,7 @@ class FaultyCalls(Runner):
     def execute(self, plan: StepPlan) -> StepResult:
         self._requests = requests_in(plan, self._request_of)
         result = self._runner.execute(plan)
-        self.faults.ended(plan, self._request_of, well=result.failure is None and not result.faults)
+        self.faults.ended(plan, result, self._request_of)
         return result
 
     def _break(self, context: LlamaContext, *, is_draft: bool) -> None:

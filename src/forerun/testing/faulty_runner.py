@@ -6,7 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from forerun.core.step import FailureKind, RestoreSegment, Runner, StepFailure, StepPlan, StepResult, StoreSegment
+from forerun.core.step import (
+    FailureKind,
+    RestoreSegment,
+    Runner,
+    SequenceFault,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    StoreSegment,
+)
 from forerun.testing.faults import Fault, RequestOf, SeededFaults, Strike
 
 _SLOW = 0.05
@@ -38,7 +47,7 @@ class FaultyRunner(Runner):
     def execute(self, plan: StepPlan) -> StepResult:
         strike = self.faults.strike(plan, self._request_of)
         result = self._runner.execute(plan) if strike is None else self._struck(plan, strike)
-        self.faults.ended(plan, self._request_of, well=result.failure is None and not result.faults)
+        self.faults.ended(plan, result, self._request_of)
         return result
 
     def _struck(self, plan: StepPlan, strike: Strike) -> StepResult:
@@ -59,8 +68,10 @@ class FaultyRunner(Runner):
                 return _failed(self._runner.execute(_rowless(plan)), strike)
             case Fault.HALFWAY | Fault.ABORTED:
                 return _failed(self._runner.execute(_halved(plan)), strike)
-            case Fault.LATE | Fault.LOGITS:
+            case Fault.LATE:
                 return _failed(self._runner.execute(plan), strike)
+            case Fault.LOGITS:
+                return self._with_broken_logits(plan, strike)
 
     def _without_draft(self, plan: StepPlan) -> StepResult:
         result = self._runner.execute(replace(plan, draft_fills=(), draft_requests=()))
@@ -80,6 +91,14 @@ class FaultyRunner(Runner):
         result = self._runner.execute(_without(_rowless(plan), index))
         keys = dict.fromkeys((*result.unrestorable, operation.key))
         return replace(_failed(result, Strike(Fault.RESTORE)), unrestorable=tuple(keys))
+
+    def _with_broken_logits(self, plan: StepPlan, strike: Strike) -> StepResult:
+        """A culprit's row is broken, where it asks for a token; else the first one's that does."""
+        result = self._runner.execute(plan)
+        whose = [key for key in result.sequences if strike.culprit in (None, self._request_of(key))][:1]
+        sequences = {key: one for key, one in result.sequences.items() if key not in whose}
+        broken = dict.fromkeys(whose, SequenceFault(f"{_MESSAGE}: {strike.fault}"))
+        return replace(result, sequences=sequences, faults={**result.faults, **broken})
 
     def close(self) -> None:
         self._runner.close()

@@ -19,6 +19,12 @@ _BURSTS = 0.02
 """Share of steps before which as many arrive as may be open."""
 
 
+_SLOW_READERS = 0.03
+"""Share of steps before which the reader of an open request falls behind."""
+_BEHIND = (3, 20, 60)
+"""For so many steps."""
+
+
 class Soak:
     """One soak, reproducible by its seed where the subject's clock is. `most_open`: requests that are open at most."""
 
@@ -28,6 +34,8 @@ class Soak:
         self._most_open = most_open
         self._random = Random(seed)
         self._open: dict[str, Course] = {}
+        self._behind: dict[str, int] = {}
+        """Requests whose readers are, and from which step on they are not."""
         self._arrivals = 0
         self._steps = 0
         self._most_steps = 0
@@ -41,8 +49,10 @@ class Soak:
         while goes_on(self._steps):
             self._arrive()
             self._cancel()
+            self._read_slowly()
             self._step()
         while self._open:
+            self._read_slowly()
             self._step()
         self._nothing_is_left()
         return self._summary(self._subject.clock() - began)
@@ -69,6 +79,18 @@ class Soak:
 
     # --- a step ---
 
+    def _read_slowly(self) -> None:
+        """Now and then a reader falls behind; it catches up some steps later."""
+        scheduler = self._subject.scheduler
+        for name in [name for name, until in self._behind.items() if until <= self._steps]:
+            del self._behind[name]
+            scheduler.resume(name)
+        awake = sorted(self._open.keys() - self._behind.keys())
+        if awake and self._random.random() < _SLOW_READERS:
+            name = self._random.choice(awake)
+            self._behind[name] = self._steps + self._random.choice(_BEHIND)
+            scheduler.pause(name)
+
     def _step(self) -> None:
         subject = self._subject
         plan = subject.scheduler.schedule(subject.clock())
@@ -84,12 +106,15 @@ class Soak:
         course = self._open.get(delta.request_id)
         if course is None:
             raise SoakError(f"{delta.request_id} got something after its end, or before its arrival: {delta}")
+        if delta.request_id in self._behind and delta.finish_reason is not FinishReason.ABORT:
+            raise SoakError(f"{delta.request_id} got something while its reader was behind: {delta}")
         course.deltas.append(delta)
         if delta.finish_reason is not None:
             self._end(delta.request_id, course, delta)
 
     def _end(self, name: str, course: Course, last: OutputDelta) -> None:
         del self._open[name]
+        self._behind.pop(name, None)
         self._finished[str(last.finish_reason)] += 1
         self._most_steps = max(self._most_steps, self._steps - course.arrived)
         self._subject.answers.check(course)
