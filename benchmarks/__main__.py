@@ -19,6 +19,7 @@ from benchmarks import (
     replay,
     single_stream,
     speculation,
+    stall,
     streaming,
     synthetic,
     tiers,
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "streaming": streaming.streaming,
     "overload_two_cores": overload.two_cores,
     "overload_gpu": overload.gpu,
+    "stall": stall.run,
 }
 
 

@@ -228,6 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "", "x"]),
         forced=hooks,
         priority=st.sampled_from([0, 0, 0, 1, -3]),
+        deadline=st.sampled_from([None, None, 5.0, 60.0]),
         reuses=st.sampled_from([True, True, True, False]),
         constraint=constraints,
     )
@@ -238,6 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str = "",
         forced: ForcedTokens | None = None,
         priority: int = 0,
+        deadline: float | None = None,
         reuses: bool = True,  # noqa: FBT001 (rules are called by name)
         constraint: FakeConstraint | None = None,
     ) -> None:
@@ -254,6 +256,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenant=tenant,
             forced=forced,
             priority=priority,
+            deadline=None if deadline is None else self.now + deadline,
             reuses_cache=reuses,
             reports_progress=True,
             constraint=constraint,

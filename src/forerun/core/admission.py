@@ -4,25 +4,29 @@
                  ▲  │
       put_back ──┘  └─ passed over while a running request computes its prefix (single flight)
 
-By priority, and first come, first served among equals, but for those that wait for a prefix: nobody waits for them. A
-request that does not fit stops those behind it, so it starts in bounded time unless higher priorities keep coming; it
-is looked at again once something was given back.
+In the order of the line (core/queueing.py). Nobody waits for those that wait for a prefix, nor for a request that does not
+fit, as long as it was not overtaken too often: then all others wait until it fits. It is looked at again once something
+was given back.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
 from forerun.core.cache_report import CacheReports
 from forerun.core.config import SchedulerConfig
 from forerun.core.pool import PrefixMatch, Sequence, SequencePool
+from forerun.core.queueing import WaitingLine, is_able, is_next
 from forerun.core.running import RequestState, sequence_of
 from forerun.core.stored import StoredPrefix
 
 _MOST_FETCHES = 2
 """A request waits so often for the disk: what was fetched may have had to go again by the time it starts."""
+_MOST_UNFIT = 16
+"""A prompt behind so many that do not fit is not looked at: each look costs a lookup."""
+_WARM = 0.5
+"""Most of a prompt is at hand where this share is."""
 _MIN_SHARED_WAIT = 8
 """A request waits for a prefix that is being computed where that saves at least this many tokens."""
 
@@ -34,70 +38,86 @@ class Admission:
         self._config = config
         self._pool = pool
         self._running = running
-        self._waiting: deque[RequestState] = deque()
-        self._blocked: RequestState | None = None
-        """The request that did not fit when it was last looked at; nothing was given back since."""
+        self._line = WaitingLine()
+        self._unfit: set[RequestState] = set()
+        """Those that did not fit when they were last looked at; nothing was given back since."""
         self.reports = CacheReports(config, pool)
 
     def append(self, state: RequestState) -> None:
-        """A new request, behind all others of its priority."""
-        behind = len(self._waiting)
-        while behind and self._waiting[behind - 1].request.priority < state.request.priority:
-            behind -= 1
-        self._waiting.insert(behind, state)
+        """A new request."""
+        self._line.add(state)
 
     def put_back(self, state: RequestState) -> None:
         """A request that ran and lost its memory: before all others of its priority."""
-        before = 0
-        while before < len(self._waiting) and self._waiting[before].request.priority > state.request.priority:
-            before += 1
-        self._waiting.insert(before, state)
+        self._line.add(state)
 
     def remove(self, state: RequestState) -> None:
         """A waiting request that ended."""
-        self._waiting.remove(state)
+        self._line.remove(state)
         self.look_again()
 
     def look_again(self) -> None:
         """Something was given back: what did not fit may fit now."""
-        self._blocked = None
+        self._unfit.clear()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._line)
 
     def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._waiting)
+        return iter(self._line)
 
     def admit(self, now: float) -> None:
         """Start what may run now: each waiting request is looked up, and forked, taken over, or started empty."""
-        passed_over: list[RequestState] = []
-        while (
-            self._waiting and self._waiting[0] is not self._blocked and len(self._running) < self._config.max_num_seqs
-        ):
-            state = self._waiting.popleft()
-            if state.is_paused or self._still_waits_for_prefix(state) or self._still_fetches(state):
-                passed_over.append(state)
+        while self._has_place and self._start_next(now):
+            pass
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self._line) > 0 and len(self._running) < self._config.max_num_seqs
+
+    def _start_next(self, now: float) -> bool:
+        """Start the first that can; whether to go on with the next one."""
+        is_scarce = len(self._running) + len(self._line) > self._config.max_num_seqs
+        passed: list[RequestState] = []
+        for state in self._line.in_order(now, self._is_warm if is_scarce else None):
+            if state not in self._unfit and self._waits_or_starts(state, passed, now):
+                if state.sequence is not None:
+                    return True
                 continue
-            match = self._lookup(state)
-            if self._should_wait(state, match) or self._fetches(state, match):
-                passed_over.append(state)
-                continue
-            match = self._without_missing(match)
-            if not self._admit(state, match, now):
-                passed_over.append(state)
-                self._blocked = state
-                break
-        self._waiting.extendleft(reversed(passed_over))
+            passed.append(state)
+            if is_next(state) or len(passed) >= _MOST_UNFIT:
+                return False
+        return False
+
+    def _waits_or_starts(self, state: RequestState, passed: list[RequestState], now: float) -> bool:
+        """False for a request that does not fit."""
+        if state.is_paused or self._still_waits_for_prefix(state) or self._still_fetches(state):
+            return True
+        match = self._lookup(state)
+        if self._should_wait(state, match) or self._fetches(state, match):
+            return True
+        if not self._admit(state, self._without_missing(match), now):
+            self._unfit.add(state)
+            return False
+        self._line.start(state, passed)
+        return True
+
+    def _is_warm(self, state: RequestState) -> bool:
+        """Whether most of a prompt is at hand now, and it could go on from there."""
+        if state in self._unfit or not is_able(state):
+            return False
+        match = self._without_missing(self._lookup(state))
+        return match is not None and match.boundary.logical_tokens >= _WARM * state.history.size
 
     @property
     def has_ready(self) -> bool:
         """Whether a request waits that could run if there were room."""
-        return any(not (one.is_paused or one.waits_for or one.fetching.parts) for one in self._waiting)
+        return any(map(is_able, self._line))
 
     @property
     def parked(self) -> int:
         """Requests that ran, and wait for cells to go on."""
-        return sum(state.parked is not None for state in self._waiting)
+        return sum(state.parked is not None for state in self._line)
 
     def promise_outputs(self) -> None:
         """Let lookups see what running requests have generated since they were last told."""
@@ -163,7 +183,7 @@ class Admission:
     @property
     def is_fetching(self) -> bool:
         """Whether a waiting request goes on once something was read from disk."""
-        return any(state.fetching.parts for state in self._waiting)
+        return any(state.fetching.parts for state in self._line)
 
     def _without_missing(self, match: PrefixMatch | None) -> PrefixMatch | None:
         """What of a match can be had at once."""

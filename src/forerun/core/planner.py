@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+_EVERY: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class PrefillDemand:
     rows: int
     """Cells it takes."""
     whole: bool = False
+    priority: int = 0
     weight: int = 0
     """Rows of the budget that a media span takes, encoding included; 0: `rows`."""
 
@@ -25,13 +29,19 @@ class PrefillDemand:
 
 
 class BatchPlanner:
-    """Shares a step's prefill rows among prompts. Remembers only whose turn it is: after `quantum` rows another's."""
+    """Shares a step's prefill rows among prompts. Remembers only whose turn it is.
+
+    Higher priorities first, though in one of `_EVERY` steps last, so that all go on; among equals after `quantum` rows it
+    is another one's turn.
+    """
 
     def __init__(self, *, quantum: int) -> None:
         if quantum < 1:
             raise ValueError(f"a turn has at least one row, got quantum={quantum}")
         self.quantum = quantum
-        self._turn = 0
+        self._turns: dict[int, int] = {}
+        """By priority: the key whose turn it is."""
+        self._steps = 0
 
     def share(self, demands: Sequence[PrefillDemand], budget: int) -> dict[int, int]:
         """Rows granted to each key (keys without rows left out). The turn goes on from where the last step ended.
@@ -39,8 +49,20 @@ class BatchPlanner:
         A media span larger than the budget goes when its turn comes first; callers offer it only where cells suffice.
         Whoever got nothing begins the next step, so that text which always fits cannot keep such a span waiting.
         """
-        ordered = self._in_turn(demands)
+        self._steps += 1
+        levels = sorted({demand.priority for demand in demands}, reverse=self._steps % _EVERY != 0)
+        self._turns = {level: self._turns.get(level, 0) for level in levels}
         granted: dict[int, int] = {}
+        for level in levels:
+            own = self._in_turn([demand for demand in demands if demand.priority == level])
+            budget = self._share_among(own, budget, granted)
+            passed_over = next((demand.key for demand in own if demand.key not in granted), None)
+            if passed_over is not None:
+                self._turns[level] = passed_over
+        return granted
+
+    def _share_among(self, ordered: Sequence[PrefillDemand], budget: int, granted: dict[int, int]) -> int:
+        """Grant equals their rows, in order and quanta; what is left of the budget."""
         waiting = list(ordered)
         while waiting and budget > 0:
             unserved: list[PrefillDemand] = []
@@ -52,16 +74,15 @@ class BatchPlanner:
                 if rows > 0:
                     granted[demand.key] = granted.get(demand.key, 0) + rows
                     budget -= demand.weighs if demand.whole else rows
-                    self._turn = demand.key + 1
+                    self._turns[demand.priority] = demand.key + 1
                 if rows < left and budget > 0:
                     unserved.append(demand)
             waiting = unserved
-        passed_over = next((demand.key for demand in ordered if demand.key not in granted), None)
-        if passed_over is not None:
-            self._turn = passed_over
-        return granted
+        return budget
 
     def _in_turn(self, demands: Sequence[PrefillDemand]) -> list[PrefillDemand]:
+        """Equals, from the one whose turn it is."""
         ordered = sorted(demands, key=lambda demand: demand.key)
-        first = next((i for i, demand in enumerate(ordered) if demand.key >= self._turn), 0)
+        turn = self._turns[ordered[0].priority]
+        first = next((i for i, demand in enumerate(ordered) if demand.key >= turn), 0)
         return ordered[first:] + ordered[:first]

@@ -319,6 +319,9 @@ class Request:
     """What randomness comes from where the parameters give no seed."""
     priority: int = 0
     """Higher ones are admitted first; among equals who came first."""
+    deadline: float | None = None
+    """When the answer should begin, on the engine's clock: among requests of a priority the earliest is admitted first,
+    before all without one. It is answered all the same where that was too late."""
     reuses_cache: bool = True
     """False: its prompt is computed from scratch, and nothing of it is kept for others, or offered to them: neither KV
     nor text to draft from."""

@@ -74,6 +74,7 @@ class RequestState:
         "is_synthetic",
         "limit",
         "number",
+        "overtaken",
         "parked",
         "position_offset",
         "promised",
@@ -134,6 +135,8 @@ class RequestState:
         """It was part of a failed step, and has not got past that (core/recovery.py)."""
         self.number = 0
         """Requests that came before it."""
+        self.overtaken = 0
+        """Starts of others that it had to wait for although it was before them, or did not fit."""
         self.parked: tuple[RetentionRecord, ...] | None = None
         """It ran, and waits for cells to go on: what is held in host memory for it meanwhile."""
         self.is_paused = self.was_cut_short = False

@@ -28,13 +28,16 @@ Conversation: TypeAlias = Sequence[Message]
 Conversations: TypeAlias = Conversation | Sequence[Conversation]
 _T = TypeVar("_T")
 MAX_PRIORITY: Final = 2**31 - 1
+MAX_DEADLINE: Final = 366 * 86_400
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a call says about its requests beside prompts and parameters: fields of core.request.Request."""
+    """What a call says about its requests beside prompts and parameters: fields of core.request.Request, but for
+    `deadline`, which is in seconds from now."""
 
     tenant: str
     priority: int
+    deadline: float
     reuses_cache: bool
     reports_progress: bool
 
@@ -128,6 +131,9 @@ class Intake:
     ) -> Batch:
         check_options(options)
         arrival = self._clock()
+        seconds = options.get("deadline")
+        fields: dict[str, Any] = {name: value for name, value in options.items() if name != "deadline"}
+        deadline = None if seconds is None else arrival + seconds
         requests: list[Request] = []
         indexes: dict[str, int] = {}
         refused: list[Output] = []
@@ -136,7 +142,13 @@ class Intake:
             try:
                 seed = secrets.randbits(64)  # the core has no randomness of its own
                 request = Request(
-                    id=request_id, prompt=layout(item), params=own, arrival=arrival, drawn_seed=seed, **options
+                    id=request_id,
+                    prompt=layout(item),
+                    params=own,
+                    arrival=arrival,
+                    drawn_seed=seed,
+                    deadline=deadline,
+                    **fields,
                 )
                 if self._constrain is not None:
                     request = constrained(request, self._constrain)
@@ -160,6 +172,11 @@ def check_options(options: RequestOptions) -> None:
         raise InvalidRequestError(
             "priority", f"must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r}"
         )
+    deadline = given.get("deadline")
+    if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, int | float)):
+        raise InvalidRequestError("deadline", f"must be seconds from now, got {deadline!r}")
+    if deadline is not None and not 0 < deadline <= MAX_DEADLINE:  # also refuses NaN
+        raise InvalidRequestError("deadline", f"must lie between 0 and {MAX_DEADLINE} seconds, got {deadline}")
     for name in ("reuses_cache", "reports_progress"):
         if not isinstance(given.get(name, False), bool):
             raise InvalidRequestError(name, f"must be true or false, got {given[name]!r}")

@@ -35,10 +35,14 @@ _SEQUENCE = 0
 
 
 class Calibration:
-    """Times decodes in an otherwise empty context, and leaves it empty."""
+    """Times decodes in an otherwise empty context, and leaves it empty.
 
-    def __init__(self, context: LlamaContext) -> None:
+    `verifies`: all rows have logits, as where drafts are verified; else the last one alone, as in prompts.
+    """
+
+    def __init__(self, context: LlamaContext, *, verifies: bool = True) -> None:
         self._context = context
+        self._verifies = verifies
         self._batch = context.new_batch()
         self._tokens = np.random.default_rng(0).integers(0, context.model.vocabulary.size, context.n_batch)
         self._chunks: list[tuple[int, float]] = []
@@ -102,7 +106,7 @@ class Calibration:
         return curve
 
     def _time(self, rows: int) -> float:
-        """Seconds of one decode of `rows` rows behind what is held, all with logits, as verification needs them.
+        """Seconds of one decode of `rows` rows behind what is held.
 
         They are taken back where that is possible; otherwise the next ones are a little deeper.
         """
@@ -111,7 +115,7 @@ class Calibration:
             self._context.clear_sequence(_SEQUENCE)
             held = 0
         started = perf_counter()
-        self._decode(rows, held, last_output=False)
+        self._decode(rows, held, last_output=not self._verifies)
         float(self._context.logits[0, 0])
         seconds = perf_counter() - started
         self._context.truncate_sequence(_SEQUENCE, held)

@@ -59,6 +59,7 @@ def text_job(body: CompletionRequest, tenant: str) -> TextJob:
         tenant=tenant,
         cache_prompt=body.cache_prompt is not False,
         priority=body.priority or 0,
+        deadline=body.deadline,
         timeout=body.timeout,
         wants_progress=body.wants_progress,
     )

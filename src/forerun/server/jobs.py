@@ -57,6 +57,8 @@ class ChatJob:
     """Salt of the prefix cache, with which key it came."""
     cache_prompt: bool = True
     priority: int = 0
+    deadline: float | None = None
+    """Seconds within which the answer should begin."""
     timeout: float | None = None
     """Seconds until the answer is ended."""
     pins: Sequence[Pin] = ()
@@ -76,6 +78,7 @@ class TextJob:
     tenant: str = ""
     cache_prompt: bool = True
     priority: int = 0
+    deadline: float | None = None
     timeout: float | None = None
     wants_progress: bool = False
 

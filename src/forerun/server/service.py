@@ -103,6 +103,7 @@ def _requests(job: ChatJob | TextJob, job_id: str, prepared: Prepared) -> tuple[
             tenant=job.tenant,
             drawn_seed=secrets.randbits(64),
             priority=job.priority,
+            deadline=None if job.deadline is None else arrival + job.deadline,
             reuses_cache=job.cache_prompt,
             reports_progress=job.wants_progress,
         )

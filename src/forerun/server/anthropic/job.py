@@ -36,6 +36,7 @@ def message_job(body: MessagesRequest, tenant: str) -> ChatJob:
         tenant=tenant,
         cache_prompt=body.cache_prompt is not False,
         priority=body.priority or 0,
+        deadline=body.deadline,
         timeout=body.timeout,
         **_prompt(body, body.chat_template_kwargs or {}),
     )

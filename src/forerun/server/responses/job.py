@@ -44,6 +44,7 @@ def response_job(body: ResponsesRequest, tenant: str) -> ChatJob:
         tenant=tenant,
         cache_prompt=body.cache_prompt is not False,
         priority=(body.priority or 0) + TIERS.get(body.service_tier or "", 0),
+        deadline=body.deadline,
         timeout=body.timeout,
         pins=_pins(body, conversation),
     )

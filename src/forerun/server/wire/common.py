@@ -82,6 +82,10 @@ class SamplingFields(Wire):
     priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
         None, description="Higher ones are admitted first. Default: 0."
     )
+    deadline: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        None,
+        description="Seconds within which the answer should begin: among equals of priority the earliest goes first.",
+    )
     timeout: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Seconds until the answer is given up. The server may allow less."
     )
