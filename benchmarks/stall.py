@@ -1,10 +1,10 @@
 """What somebody who reads a stream sees while a prompt of 3,000 tokens arrives beside it, and when that is answered.
 
-Servers in processes of their own, the same client for all: Forerun at three target latencies, and llama-server (from the
+Servers in processes of their own, the same client for all: Forerun at three target latencies, and llama-server (of the
 PyPI package xllamacpp, where it is installed) with its own batch size and with a small one. A stream decodes; then the
-long prompt comes, and a short one a second later. The bars: the stream's largest gap is at most 1.5 times the target, and
-the long prompt's first token comes within 15% of what the cost of rows says for that target. That cost is measured here,
-for rows as prompts have them: logits of the last one alone.
+long prompt comes, and a short one a second later. The bars: the stream's largest gap is at most 1.5 times the target,
+and the long prompt's first token comes within 15% of what the cost of rows says for that target. That cost is measured
+here, for rows as prompts have them: logits of the last one alone.
 
 The wheel of xllamacpp is built for any x86-64, without AVX-512: compare its gaps with its own time a token.
 """

@@ -90,6 +90,14 @@ def test_an_image_takes_as_much_of_the_budget_as_it_takes_time() -> None:
     assert planner.share([*demands, PrefillDemand(3, 40, whole=True, weight=100)], 120) == {3: 40, 2: 20}
 
 
+def test_higher_priorities_are_read_first_and_the_others_go_on_all_the_same() -> None:
+    planner = BatchPlanner(quantum=10)
+    demands = [PrefillDemand(0, 1000), PrefillDemand(1, 1000), PrefillDemand(2, 1000, priority=1)]
+    granted = [planner.share(demands, 20) for _ in range(16)]
+    assert granted[:8] == [{2: 20}] * 7 + [{0: 10, 1: 10}]
+    assert planner.share([PrefillDemand(0, 50), PrefillDemand(2, 5, priority=1)], 20) == {2: 5, 0: 15}
+
+
 def test_a_turn_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         BatchPlanner(quantum=0)

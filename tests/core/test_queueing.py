@@ -1,7 +1,8 @@
-"""Who of the waiting starts next: priorities, deadlines, warm prompts, small ones past large ones, and all in bounds."""
+"""Who of the waiting starts next: priorities, deadlines, warm prompts, small ones past large ones, all in bounds."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ class StartedHarness(Harness):
     @property
     def started(self) -> list[str]:
         found = [(state.admitted_at, state.number, name) for name, state in self.states.items()]
-        return [name for at, _, name in sorted((one for one in found if one[0] is not None))]
+        return [name for at, _, name in sorted(one for one in found if one[0] is not None)]
 
     @property
     def states(self) -> dict[str, RequestState]:
@@ -177,7 +178,7 @@ def test_priorities_age_so_that_nobody_starves_and_urgent_ones_lose_a_bounded_sh
     at = [order.index(f"low {index}") for index in range(4)]
     assert at[0] < 70, "it has aged after a minute, a step a second"
     assert at == sorted(at)
-    assert [late - early for early, late in zip(at, at[1:], strict=False)] == [4, 4, 4]
+    assert [late - early for early, late in itertools.pairwise(at)] == [4, 4, 4]
     assert not any(name.startswith("low") for name in order[:50])
 
 

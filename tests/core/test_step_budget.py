@@ -136,6 +136,23 @@ def test_case_b1_a_long_prompt_does_not_stop_the_tokens_of_others(target: float)
     assert sum(result.elapsed for _, result in steps) * 1e3 == pytest.approx(predicted, rel=0.15)
 
 
+def test_a_more_urgent_prompt_makes_less_urgent_streams_wait_twice_the_target_and_no_longer() -> None:
+    def first_token_ms(priority: int) -> tuple[float, float]:
+        harness = timed(200)
+        for index in range(4):
+            harness.add(f"stream {index}", prompt(10, index), SamplingParams(max_tokens=2000))
+        harness.run(until=lambda: all(harness.tokens(f"stream {index}") for index in range(4)))
+        harness.add("rival", prompt(2000, 8))
+        harness.add("urgent", prompt(400, 9), priority=priority)
+        steps = step_until_first_token(harness, "urgent")
+        return sum(result.elapsed for _, result in steps) * 1e3, max(result.elapsed for _, result in steps) * 1e3
+
+    equal, urgent = first_token_ms(0), first_token_ms(1)
+    assert equal[1] <= 205
+    assert 205 < urgent[1] <= 405
+    assert urgent[0] < 0.4 * equal[0]
+
+
 def test_an_image_s_encoding_counts_once_it_was_seen() -> None:
     harness = timed(200)
     harness.add("stream", prompt(10), SamplingParams(max_tokens=500))

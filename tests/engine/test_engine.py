@@ -427,3 +427,20 @@ def usage_of(engine: Engine, tenant: str) -> Usage:
 def test_a_tenant_is_text() -> None:
     with fake_engine() as engine, pytest.raises(InvalidRequestError, match="tenant: must be text, got 5"):
         engine.generate("ab", tenant=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "words"),
+    [
+        (0, "deadline: must lie between 0 and 31622400 seconds, got 0"),
+        (float("nan"), "deadline: must lie between 0 and 31622400 seconds, got nan"),
+        ("soon", "deadline: must be seconds from now, got 'soon'"),
+        (True, "deadline: must be seconds from now, got True"),
+    ],
+)
+def test_a_deadline_is_seconds_from_now(deadline: Any, words: str) -> None:
+    with fake_engine() as engine:
+        with pytest.raises(InvalidRequestError) as refusal:
+            engine.generate("ab", TEN, deadline=deadline)
+        assert words in str(refusal.value)
+        assert next(engine.generate("ab", TEN, deadline=5)).text == oracle("ab", TEN)

@@ -49,6 +49,7 @@ def test_requests_come_as_they_were_sent() -> None:
         tenant="t",
         drawn_seed=2**64 - 1,
         priority=-5,
+        deadline=12.5,
         reuses_cache=False,
     )
     data = messages.encode(Submit((request,)))

@@ -135,6 +135,7 @@ def test_sampling_and_scheduling_are_as_asked() -> None:
         top_logprobs=3,
         service_tier="flex",
         priority=1,
+        deadline=2.5,
         reasoning={"effort": "low"},
         text={"verbosity": "high"},
         seed=3,
@@ -142,7 +143,7 @@ def test_sampling_and_scheduling_are_as_asked() -> None:
     )
     params = asked.params
     assert (params.max_tokens, params.temperature, params.top_p, params.logprobs, params.seed) == (7, 0.5, 0.9, 3, 3)
-    assert asked.priority == -9
+    assert (asked.priority, asked.deadline) == (-9, 2.5)
     assert not asked.cache_prompt
     assert asked.template_kwargs == {"verbosity": "high", "reasoning_effort": "low"}
 

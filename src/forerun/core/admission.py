@@ -4,9 +4,9 @@
                  ▲  │
       put_back ──┘  └─ passed over while a running request computes its prefix (single flight)
 
-In the order of the line (core/queueing.py). Nobody waits for those that wait for a prefix, nor for a request that does not
-fit, as long as it was not overtaken too often: then all others wait until it fits. It is looked at again once something
-was given back.
+In the order of the line (core/queueing.py). Nobody waits for those that wait for a prefix, nor for a request that does
+not fit, as long as it was not overtaken too often: then all others wait until it fits. It is looked at again once
+something was given back.
 """
 
 from __future__ import annotations

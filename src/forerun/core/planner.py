@@ -31,8 +31,8 @@ class PrefillDemand:
 class BatchPlanner:
     """Shares a step's prefill rows among prompts. Remembers only whose turn it is.
 
-    Higher priorities first, though in one of `_EVERY` steps last, so that all go on; among equals after `quantum` rows it
-    is another one's turn.
+    Higher priorities first, though in one of `_EVERY` steps last, so that all go on; among equals it is another one's
+    turn after `quantum` rows.
     """
 
     def __init__(self, *, quantum: int) -> None:

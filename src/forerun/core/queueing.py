@@ -4,13 +4,13 @@
     priority 0     [ ran before | deadlines                     | the others               ]
     priority -3    ...
 
-Who has run before comes first among equals: what it computed is kept for it. A deadline that has passed counts no more:
-who can still be in time goes first. The order is bent in two ways, both bounded:
+Who has run before comes first among equals: what it computed is kept for it. A deadline that has passed counts no
+more: who can still be in time goes first. The order is bent in two ways, both bounded:
 
     warm first     of the first few equals those whose prompts are mostly in memory now, and may not be later
-    aging          one of every few starts is for who has waited longest, whatever its priority, once that is long
+    aging          one of every few starts is for who has waited longest, of whatever priority, once that is long
 
-Whoever was overtaken often is overtaken no more (`is_next`), so that everybody starts within a bounded number of starts.
+Whoever was overtaken often is overtaken no more (`is_next`): everybody starts within a bounded number of starts.
 """
 
 from __future__ import annotations

@@ -344,6 +344,9 @@ class Scheduler:
             self.pool.target_cells.used,
             is_waited_for=bool(ready) or self._decodes_wait(states),
             turns=self._turn_count(),
+            priority=max(
+                (state.request.priority for state in self._running.values() if _is_ready(state)), default=None
+            ),
         )
         drafts = self._plan_drafts(ready, others, self._with_copies(so_far))
         so_far = replace(so_far, other_ms=self._drafting.model_ms(drafts))
@@ -426,22 +429,29 @@ class Scheduler:
         if not states:
             return []
         demands = [self._demand(state) for state in states]
-        wanted = min(self.budget.prefill_rows(self._with_copies(so_far)), sum(demand.rows for demand in demands))
+        wanted = min(
+            self.budget.prompt_rows(self._with_copies(so_far), demands), sum(demand.rows for demand in demands)
+        )
         wanted = so_far.rows + max(wanted, *(demand.rows for demand in demands if demand.whole), 0)
         if not self.pool.make_room(wanted):
             self.pool.make_room(self.pool.available_cells)
         free = self.pool.target_cells.free - so_far.rows
         demands = [demand for demand in demands if not demand.whole or demand.rows <= free]
         # Asked again: making room may have queued copies.
-        granted = planner.share(demands, min(self.budget.prefill_rows(self._with_copies(so_far)), free))
+        rows = self.budget.prompt_rows(self._with_copies(so_far), demands)
+        granted = planner.share(demands, min(rows, free))
         return [self._prefill_rows(self._running[key], rows) for key, rows in granted.items()]
 
     def _demand(self, state: RequestState) -> PrefillDemand:
         media = state.next_media()
         if media is not None:
             rows = media.logical_tokens
-            return PrefillDemand(sequence_of(state).id, rows, whole=True, weight=self.budget.media_rows(rows))
-        return PrefillDemand(sequence_of(state).id, state.chunk_end() - state.computed)
+            weight = self.budget.media_rows(rows)
+            return PrefillDemand(
+                sequence_of(state).id, rows, whole=True, weight=weight, priority=state.request.priority
+            )
+        rows = state.chunk_end() - state.computed
+        return PrefillDemand(sequence_of(state).id, rows, priority=state.request.priority)
 
     @staticmethod
     def _prefill_rows(state: RequestState, rows: int) -> PrefillRows | MediaRows:

@@ -10,12 +10,13 @@ where nothing decodes: then a step is as large as a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.core.costs import CostCurve, LiveCosts
+from forerun.core.planner import PrefillDemand
 from forerun.core.step import MediaRows, StepPlan, StepTimes
 
 SHORTEST_TARGET_MS = 50.0
@@ -26,6 +27,8 @@ _CHEAP, _BEARABLE = 1.25, 1.6
 """Rows cost at most so many times what the cheapest cost."""
 _PREFILL_SHARE = 0.25
 """Prompts may make a step longer by this share of what decodes alone take, whatever the target: they have to go on."""
+_PATIENCE = 2.0
+"""Answers of a lower priority put up with so many times the target while a more urgent prompt is read."""
 _BLEND = 0.3
 _TINY_MS = 1e-6
 _WILD = 16.0
@@ -63,6 +66,8 @@ class StepSoFar:
     """What it does beside the target's decode: copies, drafting, filling the draft's memory."""
     turns: int = 1
     """Sets of adapters that take turns: a token comes every so many steps."""
+    priority: int | None = None
+    """The highest of those who wait; None where nobody does, or it does not matter."""
 
 
 class StepBudget:
@@ -85,12 +90,13 @@ class StepBudget:
         self._media_factor = 1.0
         self.target_ms = default_target_ms(costs.curve, max_rows) if costs and target_ms is None else target_ms
 
-    def allowed_ms(self, so_far: StepSoFar) -> float:
-        """Milliseconds that the step may take; without bound where nobody waits for it, or costs are not known."""
+    def allowed_ms(self, so_far: StepSoFar, patience: float = 1.0) -> float:
+        """Milliseconds that the step may take, at `patience` times the target; without bound where nobody waits for it,
+        or costs are not known."""
         if self._costs is None or self.target_ms is None or not so_far.is_waited_for:
             return math.inf
         plain = self._costs.predict(so_far.rows, so_far.cells)
-        return max(self.target_ms / so_far.turns, plain * (1 + _PREFILL_SHARE))
+        return max(patience * self.target_ms / so_far.turns, plain * (1 + _PREFILL_SHARE))
 
     def left_ms(self, so_far: StepSoFar) -> float:
         """Milliseconds that are left of `allowed_ms`."""
@@ -99,15 +105,28 @@ class StepBudget:
             return math.inf
         return max(0.0, allowed - self._costs.predict(so_far.rows, so_far.cells) - so_far.other_ms)
 
-    def prefill_rows(self, so_far: StepSoFar) -> int:
-        """Rows that prompts may have, as far as cells allow; one at least where there is room, so that they end."""
+    def prompt_rows(self, so_far: StepSoFar, demands: Sequence[PrefillDemand]) -> int:
+        """Rows for these prompts. For one that is more urgent than all who wait they wait longer than the target."""
+        rows = self.prefill_rows(so_far)
+        if so_far.priority is None:
+            return rows
+        urgent = sum(demand.weighs for demand in demands if demand.priority > so_far.priority)
+        if urgent <= rows:
+            return rows
+        return min(urgent, self.prefill_rows(so_far, patience=_PATIENCE))
+
+    def prefill_rows(self, so_far: StepSoFar, *, patience: float = 1.0) -> int:
+        """Rows that prompts may have, as far as cells allow; one at least where there is room, so that they end.
+
+        `patience`: so many times the target.
+        """
         room = max(0, self._max_rows - so_far.rows)
         if not so_far.is_waited_for or not room:
             return room
         if self._costs is None:
             return min(room, self._rows_beside_decode)
         counts = np.arange(so_far.rows + 1, so_far.rows + room + 1)
-        within = self._costs.predict_all(counts, so_far.cells) <= self.allowed_ms(so_far) - so_far.other_ms
+        within = self._costs.predict_all(counts, so_far.cells) <= self.allowed_ms(so_far, patience) - so_far.other_ms
         # The curve has teeth: a step of more rows may take less time.
         last = int(np.flatnonzero(within)[-1]) if within.any() else 0
         return last + 1

@@ -29,7 +29,8 @@ class BlockingEngine(FrontEnd):
         `prompts`: text, token ids, a PromptLayout, or a list of those; `params`: for all, or one for each. Text is what
         a user says and goes through the model's chat template where it has one; `raw` continues it as it stands.
         Options: `tenant` is whose requests they are, nothing is drafted from another tenant's answers; a higher
-        `priority` is admitted first, and among equals the earliest `deadline` (seconds from now); with `reuses_cache=False` prompts are computed from scratch and nothing is kept.
+        `priority` is admitted first, and among equals the earliest `deadline` (seconds from now until the answer should
+        begin); with `reuses_cache=False` prompts are computed from scratch and nothing is kept.
         With one prompt its error is raised; among several it is the `error` of that prompt's output and the others are
         served.
         """
