@@ -191,6 +191,46 @@ def test_a_request_with_a_deadline_does_not_starve_those_without() -> None:
     assert order.index("plain") < 20
 
 
+# --- making way ----------------------------------------------------------
+
+
+def test_who_is_less_urgent_gives_its_place_up_to_who_is_more_and_goes_on_later() -> None:
+    run = StartedHarness(SchedulerConfig(n_ctx=512, max_num_seqs=2))
+    for name in ("low", "lower"):
+        run.add(name, prompt(20, len(name)), SamplingParams(max_tokens=60), priority=-len(name))
+    run.step()
+    run.add("urgent", prompt(20, 9))
+    run.step()
+    assert run.tokens("urgent")
+    assert "lower" in {state.request.id for state in run.scheduler._admission}
+    run.run()
+    run.assert_all_right()
+    assert run.usage("lower").cached_tokens == 0, "what it computed itself is not counted as found"
+
+
+def test_nobody_gives_way_for_ever() -> None:
+    run = StartedHarness(SchedulerConfig(n_ctx=512, max_num_seqs=1))
+    run.add("low", prompt(20, 1), SamplingParams(max_tokens=30), priority=-1)
+    run.step()
+    count = 0
+    while not (run.deltas["low"] and run.deltas["low"][-1].finish_reason):
+        run.add(f"urgent {count}", [1, count % 20], SamplingParams(max_tokens=3), arrival=float(len(run.plans)))
+        count += 1
+        run.step()
+        assert count < 200
+    assert run.states["low"].gave_way == 2
+    run.run()
+    run.assert_all_right()
+
+
+def test_equals_give_way_to_nobody() -> None:
+    run = one_at_a_time()
+    run.add("deadline", [1, 2], ONE, deadline=2.0)
+    assert run.states["first"].gave_way == 0
+    run.step()
+    assert run.started == ["first"]
+
+
 # --- the line itself ----------------------------------------------------------
 
 

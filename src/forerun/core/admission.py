@@ -115,6 +115,13 @@ class Admission:
         return any(map(is_able, self._line))
 
     @property
+    def stuck(self) -> RequestState | None:
+        """The first in line that could run if another gave way: it finds no place, or does not fit."""
+        first = next((state for state in self._line if is_able(state)), None)
+        is_full = len(self._running) >= self._config.max_num_seqs
+        return first if is_full or first in self._unfit else None
+
+    @property
     def parked(self) -> int:
         """Requests that ran, and wait for cells to go on."""
         return sum(state.parked is not None for state in self._line)

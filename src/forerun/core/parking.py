@@ -5,6 +5,7 @@
 A parked request's KV, target and draft, is copied to host memory and held there; its text, sampler and grammar are
 functions of its tokens. Where there is no host memory for it, it is computed again.
 
+    for others  of a higher priority that would find no place otherwise: the same choice among those below it
     never       the first of the highest priority: whatever happens, it gets to its end, and then the next one is first
     first       those whose readers are behind, and have no use for their cells now
     then        the lowest priority; and among these the one that is cheapest to bring back, of those that free enough
@@ -18,6 +19,8 @@ from forerun.core.leases import Leases
 from forerun.core.pool import SequencePool
 from forerun.core.running import RequestState, sequence_of
 
+_MOST_GIVEN_WAY: Final = 2
+"""A request is parked so often for more urgent ones."""
 _PREFILL_MS: Final = 1.0
 """What computing a token again is taken to cost until it was measured."""
 
@@ -46,6 +49,15 @@ class Parking:
     def paused(self) -> RequestState | None:
         """A running request whose reader is behind."""
         return next((state for state in self._running.values() if state.is_paused), None)
+
+    def below(self, urgent: RequestState) -> RequestState | None:
+        """The running request that gives way to a more urgent one; nobody has to more than a few times."""
+        below = [
+            state
+            for state in self._running.values()
+            if state.request.priority < urgent.request.priority and state.gave_way < _MOST_GIVEN_WAY
+        ]
+        return min(reversed(below), key=lambda state: self._rank(state, 0)) if below else None
 
     def _rank(self, state: RequestState, cells: int) -> tuple[bool, int, bool, float]:
         """The lowest goes: of what frees too little, what is cheapest a cell."""

@@ -288,8 +288,13 @@ class Scheduler:
         return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
 
     def _make_way(self, now: float) -> None:
-        """Requests whose readers are behind are parked where others could run in their place."""
+        """Requests whose readers are behind are parked where others could run in their place, and those of a lower
+        priority where nothing else lets a more urgent one start."""
         while self._paused and self._admission.has_ready and (state := self._parking.paused()) is not None:
+            self._parking.park(state)
+            self._admission.admit(now)
+        while (urgent := self._admission.stuck) is not None and (state := self._parking.below(urgent)) is not None:
+            state.gave_way += 1
             self._parking.park(state)
             self._admission.admit(now)
 
