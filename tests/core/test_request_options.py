@@ -11,10 +11,10 @@ PROMPT = list(range(10)) * 3
 
 def test_a_higher_priority_is_admitted_first_and_equals_in_order() -> None:
     run = Harness(SchedulerConfig(n_ctx=256, max_num_seqs=1))
-    run.add("first", [1, 2, 3])
+    run.add("first", [1, 2, 3], arrival=1000.0)
     run.step()
     for name, priority in [("a", 0), ("b", 5), ("low", -1), ("c", 5), ("d", 0)]:
-        run.add(name, [1, 2, 3], priority=priority, arrival=20.0)  # nobody ages
+        run.add(name, [1, 2, 3], priority=priority, arrival=1000.0)  # nobody ages
     run.run()
     finished = {delta[-1].usage.queue_ms if delta[-1].usage else 0: name for name, delta in run.deltas.items()}
     assert [finished[at] for at in sorted(finished)] == ["first", "b", "c", "a", "d", "low"]

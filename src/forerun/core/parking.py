@@ -17,10 +17,9 @@ from typing import Final
 
 from forerun.core.leases import Leases
 from forerun.core.pool import SequencePool
+from forerun.core.queueing import MOST_GIVEN_WAY
 from forerun.core.running import RequestState, sequence_of
 
-_MOST_GIVEN_WAY: Final = 2
-"""A request is parked so often for more urgent ones."""
 _PREFILL_MS: Final = 1.0
 """What computing a token again is taken to cost until it was measured."""
 
@@ -55,7 +54,7 @@ class Parking:
         below = [
             state
             for state in self._running.values()
-            if state.request.priority < urgent.request.priority and state.gave_way < _MOST_GIVEN_WAY
+            if state.request.priority < urgent.request.priority and state.gave_way < MOST_GIVEN_WAY
         ]
         return min(reversed(below), key=lambda state: self._rank(state, 0)) if below else None
 

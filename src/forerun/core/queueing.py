@@ -24,6 +24,8 @@ from forerun.core.running import RequestState
 
 MOST_OVERTAKEN: Final = 8
 """Starts of others who came later, or were behind, that a request puts up with."""
+MOST_GIVEN_WAY: Final = 2
+"""A request is parked so often for more urgent ones."""
 _AGED_SHARE: Final = 4
 """One of so many starts may be for who has waited longest."""
 _LEVEL_SECONDS: Final = 5.0
@@ -44,6 +46,8 @@ class WaitingLine:
         self._next_deadline = math.inf
         self._now = 0.0
         self._since_aged = 0
+        self._picked: RequestState | None = None
+        """Who is tried first now because it has waited longest."""
 
     def add(self, state: RequestState) -> None:
         """A request that came, or lost its memory."""
@@ -59,14 +63,13 @@ class WaitingLine:
     def start(self, state: RequestState, passed: list[RequestState]) -> None:
         """A request starts, before those in `passed`, which did not fit, and all that are before it in the line."""
         before = self._line.index(state)
-        overtaken = {id(other): other for other in (*passed, *self._line[:before]) if is_able(other)}
-        if before and self._has_aged(state, self._now):
+        if state is self._picked:
             self._since_aged = 0
-            overtaken = {id(other): other for other in passed}
+            state.gave_way = MOST_GIVEN_WAY  # the urgent would take the place back at once
         else:
             self._since_aged += 1
-        for other in overtaken.values():
-            other.overtaken += 1
+            for other in {*passed, *filter(is_able, self._line[:before])}:
+                other.overtaken += 1
         del self._line[before]
 
     def in_order(self, now: float, is_warm: Callable[[RequestState], bool] | None = None) -> list[RequestState]:
@@ -76,9 +79,10 @@ class WaitingLine:
         line = list(self._line)
         if is_warm is not None:
             self._put_warm_first(line, is_warm)
-        if self._since_aged >= _AGED_SHARE - 1 and (aged := self._aged(now)) is not None:
-            line.remove(aged)
-            line.insert(0, aged)
+        self._picked = self._aged(now) if self._since_aged >= _AGED_SHARE - 1 else None
+        if self._picked is not None:
+            line.remove(self._picked)
+            line.insert(0, self._picked)
         return line
 
     def _rank(self, state: RequestState) -> _Rank:
@@ -107,11 +111,9 @@ class WaitingLine:
         if len(self._line) < 2:
             return None
         oldest = min(self._line, key=lambda state: state.number)
-        return oldest if oldest is not self._line[0] and self._has_aged(oldest, now) else None
-
-    def _has_aged(self, state: RequestState, now: float) -> bool:
-        levels = self._line[0].request.priority - state.request.priority
-        return now - state.request.arrival >= min(max(levels, 1) * _LEVEL_SECONDS, _LONGEST_SECONDS)
+        levels = self._line[0].request.priority - oldest.request.priority
+        has_aged = now - oldest.request.arrival >= min(max(levels, 1) * _LEVEL_SECONDS, _LONGEST_SECONDS)
+        return oldest if has_aged and oldest is not self._line[0] else None
 
     def __len__(self) -> int:
         return len(self._line)

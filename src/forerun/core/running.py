@@ -135,8 +135,8 @@ class RequestState:
         self.suspicion: Suspicion | None = None
         """It was part of a failed step, and has not got past that (core/recovery.py)."""
         self.number = self.overtaken = self.gave_way = 0
-        """Requests that came before it; starts of others that it had to wait for although it was before them, or did not
-        fit; how often it was parked for a more urgent one."""
+        """Requests that came before it; starts of others that it had to wait for although it was before them, or did
+        not fit; how often it was parked for a more urgent one."""
         self.parked: tuple[RetentionRecord, ...] | None = None
         """It ran, and waits for cells to go on: what is held in host memory for it meanwhile."""
         self.is_paused = self.was_cut_short = False
