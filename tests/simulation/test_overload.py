@@ -53,7 +53,6 @@ def test_goodput_stays_near_what_the_engine_can_give(overload: tuple[Workload, f
     assert outcome.goodput >= 0.9 * most
 
 
-@pytest.mark.xfail(reason="all places are taken by patient ones, whose prompts get as many rows")
 def test_who_is_in_a_hurry_waits_at_most_twice_as_long_as_in_an_empty_engine(
     overload: tuple[Workload, float, Outcome],
 ) -> None:
