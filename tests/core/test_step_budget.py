@@ -136,7 +136,7 @@ def test_case_b1_a_long_prompt_does_not_stop_the_tokens_of_others(target: float)
     assert sum(result.elapsed for _, result in steps) * 1e3 == pytest.approx(predicted, rel=0.15)
 
 
-def test_a_more_urgent_prompt_makes_less_urgent_streams_wait_twice_the_target_and_no_longer() -> None:
+def test_a_more_urgent_prompt_makes_less_urgent_streams_wait_three_times_the_target_and_no_longer() -> None:
     def first_token_ms(priority: int) -> tuple[float, float]:
         harness = timed(200)
         for index in range(4):
@@ -149,7 +149,7 @@ def test_a_more_urgent_prompt_makes_less_urgent_streams_wait_twice_the_target_an
 
     equal, urgent = first_token_ms(0), first_token_ms(1)
     assert equal[1] <= 205
-    assert 205 < urgent[1] <= 405
+    assert 205 < urgent[1] <= 605
     assert urgent[0] < 0.4 * equal[0]
 
 

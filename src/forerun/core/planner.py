@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_EVERY: Final = 8
+OTHERS_SHARE: Final = 8
+"""One of so many rows is for prompts of lower priorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class PrefillDemand:
 class BatchPlanner:
     """Shares a step's prefill rows among prompts. Remembers only whose turn it is.
 
-    Higher priorities first, though in one of `_EVERY` steps last, so that all go on; among equals it is another one's
-    turn after `quantum` rows.
+    Higher priorities first, but for an eighth of the rows, so that all go on; among equals it is another one's turn after
+    `quantum` rows.
     """
 
     def __init__(self, *, quantum: int) -> None:
@@ -50,15 +51,21 @@ class BatchPlanner:
         Whoever got nothing begins the next step, so that text which always fits cannot keep such a span waiting.
         """
         self._steps += 1
-        levels = sorted({demand.priority for demand in demands}, reverse=self._steps % _EVERY != 0)
+        # Where there are too few rows for a share of them, the others' turn comes first now and then.
+        is_others_turn = budget < OTHERS_SHARE and self._steps % OTHERS_SHARE == 0
+        levels = sorted({demand.priority for demand in demands}, reverse=not is_others_turn)
         self._turns = {level: self._turns.get(level, 0) for level in levels}
         granted: dict[int, int] = {}
-        for level in levels:
-            own = self._in_turn([demand for demand in demands if demand.priority == level])
-            budget = self._share_among(own, budget, granted)
+        ordered = [self._in_turn([demand for demand in demands if demand.priority == level]) for level in levels]
+        for at, own in enumerate(ordered, 1):
+            kept = budget // OTHERS_SHARE if at < len(ordered) else 0
+            budget = kept + self._share_among(own, budget - kept, granted)
+        for own in ordered:
+            if len(ordered) > 1:  # what was kept and not needed
+                budget = self._share_among(own, budget, granted)
             passed_over = next((demand.key for demand in own if demand.key not in granted), None)
             if passed_over is not None:
-                self._turns[level] = passed_over
+                self._turns[own[0].priority] = passed_over
         return granted
 
     def _share_among(self, ordered: Sequence[PrefillDemand], budget: int, granted: dict[int, int]) -> int:

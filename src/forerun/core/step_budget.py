@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.core.costs import CostCurve, LiveCosts
-from forerun.core.planner import PrefillDemand
+from forerun.core.planner import OTHERS_SHARE, PrefillDemand
 from forerun.core.step import MediaRows, StepPlan, StepTimes
 
 SHORTEST_TARGET_MS = 50.0
@@ -27,7 +27,7 @@ _CHEAP, _BEARABLE = 1.25, 1.6
 """Rows cost at most so many times what the cheapest cost."""
 _PREFILL_SHARE = 0.25
 """Prompts may make a step longer by this share of what decodes alone take, whatever the target: they have to go on."""
-_PATIENCE = 2.0
+_PATIENCE = 3.0
 """Answers of a lower priority put up with so many times the target while a more urgent prompt is read."""
 _BLEND = 0.3
 _TINY_MS = 1e-6
@@ -113,6 +113,7 @@ class StepBudget:
         urgent = sum(demand.weighs for demand in demands if demand.priority > so_far.priority)
         if urgent <= rows:
             return rows
+        urgent += urgent // (OTHERS_SHARE - 1) + 1
         return min(urgent, self.prefill_rows(so_far, patience=_PATIENCE))
 
     def prefill_rows(self, so_far: StepSoFar, *, patience: float = 1.0) -> int:
