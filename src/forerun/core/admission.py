@@ -79,14 +79,19 @@ class Admission:
         """Start the first that can; whether to go on with the next one."""
         is_scarce = len(self._running) + len(self._line) > self._config.max_num_seqs
         passed: list[RequestState] = []
+        barrier: int | None = None
         for state in self._line.in_order(now, self._is_warm if is_scarce else None):
+            if barrier is not None and state.request.priority <= barrier:
+                continue
             if state not in self._unfit and self._waits_or_starts(state, passed, now):
                 if state.sequence is not None:
                     return True
                 continue
             passed.append(state)
-            if is_next(state) or len(passed) >= _MOST_UNFIT:
+            if is_next(state, among_urgent=True) or len(passed) >= _MOST_UNFIT:
                 return False
+            if is_next(state):
+                barrier = state.request.priority
         return False
 
     def _waits_or_starts(self, state: RequestState, passed: list[RequestState], now: float) -> bool:

@@ -32,8 +32,8 @@ class PrefillDemand:
 class BatchPlanner:
     """Shares a step's prefill rows among prompts. Remembers only whose turn it is.
 
-    Higher priorities first, but for an eighth of the rows, so that all go on; among equals it is another one's turn after
-    `quantum` rows.
+    Higher priorities first, but for an eighth of the rows, so that all go on; among equals it is another one's turn
+    after `quantum` rows.
     """
 
     def __init__(self, *, quantum: int) -> None:

@@ -24,6 +24,8 @@ from forerun.core.running import RequestState
 
 MOST_OVERTAKEN: Final = 8
 """Starts of others who came later, or were behind, that a request puts up with."""
+_URGENT_PATIENCE: Final = 4
+"""It puts up with so many times as many of a higher priority."""
 MOST_GIVEN_WAY: Final = 2
 """A request is parked so often for more urgent ones."""
 _AGED_SHARE: Final = 4
@@ -125,9 +127,10 @@ class WaitingLine:
         return f"WaitingLine({len(self._line)} requests)"
 
 
-def is_next(state: RequestState) -> bool:
-    """Whether a request was overtaken so often that nobody may overtake it any more."""
-    return state.overtaken >= MOST_OVERTAKEN
+def is_next(state: RequestState, *, among_urgent: bool = False) -> bool:
+    """Whether a request was overtaken so often that none of its priority or a lower one may overtake it any more, or
+    nobody at all, more urgent ones included."""
+    return state.overtaken >= MOST_OVERTAKEN * (_URGENT_PATIENCE if among_urgent else 1)
 
 
 def is_able(state: RequestState) -> bool:
