@@ -172,6 +172,7 @@ def test_the_real_model_answers_each_prompt_with_its_own_word(
     assert told >= 5  # of 9: the model can do it, so foreign words would show
 
 
+@pytest.mark.slow
 def test_the_real_model_continues_sixteen_texts_at_once_as_it_would_alone(
     smollm2_path: Path, smollm2_oracle: GreedyOracle, smollm2: LlamaModel
 ) -> None:

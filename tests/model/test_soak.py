@@ -24,8 +24,17 @@ OFTEN = 0.04
 """Of the steps, or native calls, are struck."""
 
 
-@pytest.mark.parametrize("breaks_calls", [False, True], ids=["steps", "calls"])
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize(
+    ("kind", "breaks_calls"),
+    [
+        ("dense", False),
+        ("hybrid", True),
+        *[
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in (("dense", True), ("sliding window", False), ("sliding window", True), ("hybrid", False))
+        ],
+    ],
+)
 def test_nobody_but_culprits_is_lost_on_llama_cpp_whatever_fails(
     kind: str,
     breaks_calls: bool,  # noqa: FBT001 (pytest passes it by name)
