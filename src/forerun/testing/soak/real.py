@@ -35,8 +35,9 @@ _LENGTHS = (30, 110, 330)
 """Tokens of a text that make a prompt: one prompt is the beginning of the next."""
 _ANSWER = 32
 _TIE = 2.0
-"""Two tokens whose log probabilities are this close may change places with the shape of a batch, so an answer is compared
-up to there. On SmolLM2 a token moves by 0.94 against the best one (tests/support/greedy_eq.py), in either of two runs."""
+"""Two tokens whose log probabilities are this close may change places with the shape of a batch, so an answer is
+compared up to there. On SmolLM2 a token moves by 0.94 against the best one (tests/support/greedy_eq.py), in each of two
+runs."""
 
 
 @dataclass(frozen=True, slots=True)
