@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchmarks.http_stream import ask
 from benchmarks.prompts import long_prose
 from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
@@ -174,26 +175,15 @@ class _Client:
 
     def __init__(self, port: int, prompt: str, tokens: int) -> None:
         self._port = port
-        self._body = json.dumps(
-            {
-                "model": "any",
-                "prompt": prompt,
-                "max_tokens": tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        self._prompt = prompt
+        self._asked = tokens
         self.began = 0.0
         self.times: list[float] = []
         self.prompt_tokens = 0
 
     async def run(self) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(self._body)}\r\n"
         self.began = time.monotonic()
-        writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + self._body)
+        reader, writer = await ask(self._port, "completions", self._asked, model="any", prompt=self._prompt)
         try:
             while line := await reader.readline():
                 if line.startswith(b"data: {") and not self._take(json.loads(line[6:])):

@@ -8,7 +8,6 @@ whatever they cost; the real one takes both cores, so that all CPU time of the f
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.http_stream import ask
 from benchmarks.report import Figures, spread
 from benchmarks.settings import settings
 from forerun.compose import AsyncEngine, LoadProgress
@@ -163,26 +163,14 @@ class _Client:
     """One streamed chat, read with next to no CPU time."""
 
     def __init__(self, model: str, port: int, index: int, tokens: int) -> None:
-        self._model = model
         self._port = port
-        self._body = json.dumps(
-            {
-                "model": self._model,
-                "messages": [{"role": "user", "content": _PROMPT.format(index)}],
-                "max_tokens": tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        self._asked = tokens
+        self._fields = {"model": model, "messages": [{"role": "user", "content": _PROMPT.format(index)}]}
         self.tokens = 0
         self.first = self.last = 0.0
 
     async def run(self) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(self._body)}\r\n"
-        writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + self._body)
+        reader, writer = await ask(self._port, "chat/completions", self._asked, **self._fields)
         try:
             await self._read(reader)
         finally:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from forerun.compose_costs import cost_curve, known_curve, step_costs, target_pace
 from forerun.compose_tiers import OpenTiers, open_tiers
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
-from forerun.core.costs import CostCurve, LiveCosts, StepCosts
+from forerun.core.costs import CostCurve
 from forerun.core.lookups import own_lookups
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.core.scheduler import Scheduler
@@ -128,8 +128,8 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         synthetic = config.synthetic_acceptance
         verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
         contexts = [context] if drafter is None else [context, drafter.context]
-        costs = _costs(config, contexts, progress) if config.drafts_by_gain else None
-        pace = costs.target if costs else _pace(config, context, progress)
+        costs = step_costs(config, contexts, progress) if config.drafts_by_gain else None
+        pace = costs.target if costs else target_pace(config, context, progress)
         tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
@@ -372,24 +372,6 @@ def _context_params(
     )
 
 
-def _costs(config: EngineConfig, contexts: Sequence[LlamaContext], progress: LoadProgress | None) -> StepCosts:
-    """What target and draft cost here: remembered, or measured now."""
-    target, *draft = [LiveCosts(cost_curve(context, config, progress)) for context in contexts]
-    return StepCosts(target, draft[0] if draft else None)
-
-
-def _pace(config: EngineConfig, context: LlamaContext, progress: LoadProgress | None) -> LiveCosts | None:
-    """What the target costs here where drafts do not need it: measured if steps are to keep to a latency, else as known
-    from before, if it is."""
-    from forerun.models.cost_cache import CostCache
-    from forerun.native.calibration import calibration_key
-
-    if config.target_itl_ms is not None or config.recalibrate:
-        return LiveCosts(cost_curve(context, config, progress))
-    curve = CostCache.of_user().get(calibration_key(context.model.path, context.params, config.n_gpu_layers))
-    return None if curve is None else LiveCosts(curve)
-
-
 def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
     config = as_listed(config)
@@ -407,32 +389,8 @@ def _measured(candidate: Candidate, config: EngineConfig, progress: LoadProgress
 
 
 def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None:
-    """The cost curve of a model, or its head, where it was measured before; loads nothing."""
-    from forerun.models.cost_cache import CostCache
-    from forerun.native.calibration import calibration_key
-
     params = _context_params(config, 1, candidate.memory, is_mtp=candidate.is_mtp)
-    return CostCache.of_user().get(calibration_key(candidate.header.path, params, config.n_gpu_layers))
-
-
-def cost_curve(context: LlamaContext, config: EngineConfig, progress: LoadProgress | None = None) -> CostCurve:
-    """Milliseconds by rows of one context's decodes, measured once for each model, build, machine and settings."""
-    from forerun.models.cost_cache import CostCache
-    from forerun.native.calibration import Calibration, calibration_key
-
-    cache, key = CostCache.of_user(), calibration_key(context.model.path, context.params, config.n_gpu_layers)
-    curve = None if config.recalibrate else cache.get(key)
-    if curve is None:
-        if progress is not None:
-            progress(f"measuring {context.model.path.name}", 0.0)
-        # On a thread that ends: what llama.cpp's OpenMP keeps for a thread that decoded once makes the engine's own
-        # threads spin too little for as long as it is there (decision 4).
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            curve = thread.submit(Calibration(context).measure).result()
-        cache.put(key, curve)
-        if progress is not None:
-            progress(f"measuring {context.model.path.name}", 1.0)
-    return curve
+    return known_curve(candidate.header.path, params, config)
 
 
 def _interrupt(contexts: Sequence[LlamaContext]) -> None:

@@ -1,8 +1,8 @@
 """Admission: which waiting request starts, from which cached prefix, and who waits for a prefix being computed.
 
-    append ──► waiting ──admit──► running (the scheduler's)
+       add ──► waiting ──admit──► running (the scheduler's)
                  ▲  │
-      put_back ──┘  └─ passed over while a running request computes its prefix (single flight)
+  lost its cells ┘  └─ passed over while a running request computes its prefix (single flight)
 
 In the order of the line (core/queueing.py). Nobody waits for those that wait for a prefix, nor for a request that does
 not fit, as long as it was not overtaken too often: then all others wait until it fits. It is looked at again once
@@ -43,12 +43,8 @@ class Admission:
         """Those that did not fit when they were last looked at; nothing was given back since."""
         self.reports = CacheReports(config, pool)
 
-    def append(self, state: RequestState) -> None:
-        """A new request."""
-        self._line.add(state)
-
-    def put_back(self, state: RequestState) -> None:
-        """A request that ran and lost its memory: before all others of its priority."""
+    def add(self, state: RequestState) -> None:
+        """A request that came, or ran and lost its memory: the line knows which of them goes first."""
         self._line.add(state)
 
     def remove(self, state: RequestState) -> None:

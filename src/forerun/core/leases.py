@@ -32,7 +32,7 @@ class Leases:
             self._pool.store(sequence_of(state).id, layout, state.scope, state.request.id)
             state.parked = tiers.keep(layout, state.scope)
         self._release(state)
-        self._admission.put_back(state)
+        self._admission.add(state)
 
     def lose(self, state: RequestState) -> None:
         """A running request's memory is unknown: it is rebuilt from its tokens."""
@@ -40,7 +40,7 @@ class Leases:
         del self._running[sequence.id]
         self._pool.quarantine(sequence)
         self._forget_memory(state)
-        self._admission.put_back(state)
+        self._admission.add(state)
 
     def _release(self, state: RequestState) -> None:
         sequence = sequence_of(state)

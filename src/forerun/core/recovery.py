@@ -70,13 +70,17 @@ class Recovery:
         """
         assert result.failure is not None
         evaluated = [self._running[sequence_id] for sequence_id in plan.sequence_ids()]
-        if result.unrestorable or (result.failure.kind is FailureKind.ABORTED and self._was_asked_for(evaluated)):
+        is_first_cut = result.failure.kind is FailureKind.ABORTED and _may_be_on_purpose(evaluated)
+        if result.failure.kind is FailureKind.ABORTED:
+            for state in evaluated:
+                state.was_cut_short = True
+        if result.unrestorable or is_first_cut:
             self._settle_memory(plan, result)
             return None
         self._suspect(plan)
         self._split(evaluated)
         alone = evaluated[0] if len(evaluated) == 1 else None
-        failures = 0 if alone is None else self._failed_alone(alone)
+        failures = 0 if alone is None else self._count_alone(alone)
         self._settle_memory(plan, result, distrusted=alone if failures >= _TRIES - 1 else None)
         return alone if failures >= _TRIES else None
 
@@ -87,7 +91,7 @@ class Recovery:
             self._suspect_row(row)
             self._split([state])
         self._leases.lose(state)
-        return state if fault.is_own or self._failed_alone(state) >= _TRIES else None
+        return state if fault.is_own or self._count_alone(state) >= _TRIES else None
 
     def got_on(self, state: RequestState) -> None:
         """A request computed something: a suspect is none any more once it is past what failed."""
@@ -105,15 +109,6 @@ class Recovery:
         if state.suspicion is not None:
             state.suspicion = None
             self._leave(state)
-
-    @staticmethod
-    def _was_asked_for(evaluated: Sequence[RequestState]) -> bool:
-        """Whether a step that was cut short may have been on purpose: none of its requests was in such a one since it
-        last got on."""
-        asked_for = not any(state.is_suspect or state.was_cut_short for state in evaluated)
-        for state in evaluated:
-            state.was_cut_short = True
-        return asked_for
 
     # --- who is suspected ----------------------------------------------------------
 
@@ -140,8 +135,8 @@ class Recovery:
         self._groups = [group for group in kept if group]
 
     @staticmethod
-    def _failed_alone(state: RequestState) -> int:
-        """How often a suspect did by now."""
+    def _count_alone(state: RequestState) -> int:
+        """One more failed step of a suspect alone; how many by now."""
         assert state.suspicion is not None
         state.suspicion.alone += 1
         return state.suspicion.alone
@@ -150,7 +145,6 @@ class Recovery:
 
     def _settle_memory(self, plan: StepPlan, result: StepResult, distrusted: RequestState | None = None) -> None:
         """Go on with what is known; quarantine the rest, and rebuild whose it is."""
-        lost: list[RequestState] = []
         for sequence_id in _touched(plan):
             state = self._running.get(sequence_id)
             if sequence_id in result.kept and (state is None or state is not distrusted):
@@ -158,9 +152,7 @@ class Recovery:
             elif state is None:
                 self._pool.quarantine_idle(sequence_id)
             else:
-                lost.append(state)
-        for state in reversed(lost):  # each is put back before the ones of its priority
-            self._leases.lose(state)
+                self._leases.lose(state)
 
     def _keep(self, sequence_id: int, state: RequestState | None, result: StepResult) -> None:
         if state is not None:
@@ -178,6 +170,11 @@ class Recovery:
 
     def __repr__(self) -> str:
         return f"Recovery({' '.join(str(len(group)) for group in self._groups) or 'no'} suspects)"
+
+
+def _may_be_on_purpose(cut_short: Sequence[RequestState]) -> bool:
+    """Whether somebody may have wanted a step to end early: none of its requests was in such a one since it got on."""
+    return not any(state.is_suspect or state.was_cut_short for state in cut_short)
 
 
 def _touched(plan: StepPlan) -> list[int]:

@@ -159,7 +159,7 @@ class Scheduler:
         state.number = self._arrivals
         self._arrivals += 1
         self._requests[request.id] = state
-        self._admission.append(state)
+        self._admission.add(state)
 
     def scope_of(self, tenant: str, adapters: AdapterSet = ()) -> str:
         """What KV of a tenant, computed with some adapters, is found under. Raises InvalidRequestError for adapters

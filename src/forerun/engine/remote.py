@@ -15,14 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from forerun.core.request import FinishReason, OutputDelta, Request
 from forerun.engine import messages
 from forerun.engine.crashes import CrashRecords
-from forerun.engine.health import READY, EngineHealth, EngineState, stalled_or_ready
+from forerun.engine.health import READY, EngineHealth, stalled_or_ready
+from forerun.engine.lives import CLOSED, Lives
 from forerun.engine.messages import (
     Abort,
     Answer,
@@ -46,8 +47,6 @@ from forerun.errors import EngineClosedError, EngineDiedError, EngineError, Fore
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_CLOSED: Final = "the engine was closed"
-_LOADING: Final = "the engine is being loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +102,17 @@ class RemoteWorker:
         """What the engine is, once it is ready for the first time; the ForerunError where it could not be built."""
         self._program = program
         self._limits = limits
-        self._backoff = backoff
         self._clock = clock
         self._dispose = dispose
         # SimpleQueue.put is reentrant: an iterator's __del__ may send an Abort wherever the collector happens to run.
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._ended: str | None = None
         self._ending = threading.Lock()
-        self._health = EngineHealth(EngineState.LOADING, _LOADING)
+        self._lives = Lives(backoff, clock)
         self._last_beat: tuple[float, float | None] = (clock(), None)
         self._process: EngineProcess | None = None
-        self._restart_at: float | None = None
         self._is_closing = False
         self._close_until: float | None = None
-        self._ready_since: float | None = None
-        self._last_words = ""
         self._open: dict[str, Opened] = {}
         self._waiting: dict[str, Opened] = {}
         self._paused: set[str] = set()
@@ -131,9 +126,7 @@ class RemoteWorker:
 
     @property
     def health(self) -> EngineHealth:
-        health, restart_at = self._health, self._restart_at
-        if health.state is EngineState.RESTARTING and restart_at is not None:
-            return replace(health, seconds=max(restart_at - self._clock(), 0.0))
+        health = self._lives.health
         if not health.is_ready:
             return health
         heard, step_seconds = self._last_beat
@@ -151,7 +144,7 @@ class RemoteWorker:
     def submit(self, requests: Iterable[Request], sink: Sink) -> None:
         """Queue requests; deltas and refusals go to `sink`. Raises EngineClosedError once the engine has ended for
         good, OverloadedError where it is not ready and enough wait for that."""
-        if not self._health.is_ready and len(self._waiting) >= self._limits.most_waiting:
+        if not self._lives.is_ready and len(self._waiting) >= self._limits.most_waiting:
             raise self._overloaded(f"{len(self._waiting)} requests wait for the engine already")
         self._send(_Submitted(tuple(requests), sink))
 
@@ -197,7 +190,7 @@ class RemoteWorker:
     # --- the link thread ----------------------------------------------------------
 
     def _run(self) -> None:
-        reason = _CLOSED
+        reason = CLOSED
         try:
             self._start()
             while self._ended is None:
@@ -211,7 +204,7 @@ class RemoteWorker:
 
     def _perform_next(self) -> None:
         now = self._clock()
-        dues = [due for due in (self._restart_at, self._close_until) if due is not None]
+        dues = [due for due in (self._lives.restart_at, self._close_until) if due is not None]
         dues += [opened.waits_until for opened in self._waiting.values()]
         try:
             event = self._events.get(timeout=max(min(dues) - now, 0.0) if dues else None)
@@ -225,7 +218,7 @@ class RemoteWorker:
             logger.warning("the engine process did not end within %g s: it is killed", self._limits.close)
             self._close_until = None
             self._process.kill()
-        if self._restart_at is not None and now >= self._restart_at:
+        if self._lives.restart_at is not None and now >= self._lives.restart_at:
             self._start()
         late = [opened for opened in self._waiting.values() if now >= opened.waits_until]
         for opened in late:
@@ -253,7 +246,7 @@ class RemoteWorker:
         self._forget_deserted()
         until = self._clock() + self._limits.longest_wait
         opened = [Opened(request, event.sink, until) for request in event.requests]
-        if self._health.is_ready:
+        if self._lives.is_ready:
             self._hand_over(opened)
         else:
             self._waiting.update((one.request.id, one) for one in opened)
@@ -334,8 +327,8 @@ class RemoteWorker:
     def _ask(self, asked: _Asked) -> None:
         if not asked.answer.set_running_or_notify_cancel():
             return
-        if self._process is None or not self._health.is_ready:
-            asked.answer.set_exception(self._overloaded(self._health.reason or "the engine is not ready"))
+        if self._process is None or not self._lives.is_ready:
+            asked.answer.set_exception(self._overloaded(self._lives.health.reason or "the engine is not ready"))
             return
         self._questions += 1
         try:
@@ -359,8 +352,7 @@ class RemoteWorker:
     # --- the process ----------------------------------------------------------
 
     def _start(self) -> None:
-        self._restart_at = None
-        self._last_words = ""
+        self._lives.begin()
         self._process = process = self._program.start()
         self._reader = threading.Thread(target=self._read, args=(process,), name="forerun-engine-reader", daemon=True)
         self._reader.start()
@@ -385,19 +377,18 @@ class RemoteWorker:
             case Answer():
                 self._answer(report)
             case Loading(what, share):
-                self._health = replace(self._health, loading=what, progress=share)
+                self._lives.load(what, share)
             case Ready():
                 self._be_ready(report)
             case Failed(error):
-                self._last_words = error.message
+                self._lives.say(error.message)
                 if not self.started.done():
                     self._give_up(messages.own_error(error))
             case None:
                 self._bury()
 
     def _be_ready(self, ready: Ready) -> None:
-        self._health = replace(READY, attempt=self._health.attempt)
-        self._ready_since = self._clock()
+        self._lives.be_ready()
         if not self.started.done():
             self.started.set_result(ready)
         waiting = list(self._waiting.values())
@@ -412,24 +403,20 @@ class RemoteWorker:
         how = process.ended()
         process.close()
         if self._is_closing:
-            self._finish(_CLOSED)
+            self._finish(CLOSED)
             return
         if not self.started.done():
             self._give_up(EngineDiedError(f"the engine's process {how} while it was loading"))
             return
-        why = f"the engine's process {how}" + (f": {self._last_words}" if self._last_words else "")
+        why = self._lives.why(how)
         logger.error("%s, with %d open requests", why, len(self._open))
-        if self._ready_since is not None:
+        if self._lives.was_ready:
             self._turns.died(self._open.values())
         self._tell_the_open(EngineDiedError(why))
         self._start_later(why)
 
     def _start_later(self, why: str) -> None:
-        ready_for = 0.0 if self._ready_since is None else self._clock() - self._ready_since
-        self._ready_since = None
-        attempt = self._backoff.attempt(self._health.attempt, ready_for)
-        self._restart_at = self._clock() + self._backoff.delay(attempt)
-        self._health = EngineHealth(EngineState.RESTARTING, why, attempt=attempt)
+        self._lives.start_later(why)
         for opened in self._turns.take_held():
             opened.waits_until = self._clock() + self._limits.longest_wait
             self._waiting[opened.request.id] = opened
@@ -444,7 +431,7 @@ class RemoteWorker:
 
     def _give_up(self, error: ForerunError) -> None:
         """It could not be built, and would not be the next time."""
-        self._health = EngineHealth(EngineState.FAILED, str(error))
+        self._lives.fail(str(error))
         self.started.set_exception(error)
         self._finish(str(error))
 
@@ -455,10 +442,10 @@ class RemoteWorker:
             return
         self._is_closing = True
         if self._process is None:
-            self._finish(_CLOSED)
+            self._finish(CLOSED)
             return
         self._close_until = self._clock() + self._limits.close
-        if self._health.is_ready:
+        if self._lives.is_ready:
             self._process.send(Close())
         else:
             self._process.kill()
@@ -469,8 +456,7 @@ class RemoteWorker:
 
     def _end(self, reason: str) -> None:
         self._finish(reason)
-        if self._health.state is not EngineState.FAILED:
-            self._health = EngineHealth(EngineState.CLOSED, reason)
+        self._lives.close(reason)
         if self._process is not None:
             self._process.kill()
             self._process.ended()

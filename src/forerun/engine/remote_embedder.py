@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,7 +23,8 @@ from forerun.core.prompt import Tokens
 from forerun.engine import messages
 from forerun.engine.crashes import Content, CrashRecords
 from forerun.engine.embedding import Vectors
-from forerun.engine.health import READY, EngineHealth, EngineState, stalled_or_ready
+from forerun.engine.health import EngineHealth, stalled_or_ready
+from forerun.engine.lives import CLOSED, Lives
 from forerun.engine.messages import Embed, Embedded, EmbedderReady, Failed, Loading, Report
 from forerun.engine.process import Backoff, EngineProcess, EngineProgram
 from forerun.engine.worker import STALL_AFTER
@@ -39,7 +40,6 @@ from forerun.errors import (
 logger = logging.getLogger(__name__)
 
 EMBEDDING_CHILD: Final = "forerun.engine.embedding_child"
-_CLOSED: Final = "the engine was closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +68,16 @@ class RemoteEmbedder:
         self.started: Future[EmbedderReady] = Future()
         """What the embedder is, once it is ready for the first time; the ForerunError where it could not be built."""
         self._program = program
-        self._backoff = backoff
         self._stall_after = stall_after
         self._longest_wait = longest_wait
         self._clock = clock
         self._changed = threading.Condition()
         # Guarded by _changed:
-        self._health = EngineHealth(EngineState.LOADING, "the engine is being loaded")
+        self._lives = Lives(backoff, clock)
         self._process: EngineProcess | None = None
         self._batch: _Batch | None = None
         self._records = CrashRecords(clock)
-        self._ready_since: float | None = None
-        self._restart_at: float | None = None
         self._ended: str | None = None
-        self._last_words = ""
         self._thread = threading.Thread(target=self._run, name="forerun-embedding-link", daemon=True)
         self._thread.start()
 
@@ -106,9 +102,7 @@ class RemoteEmbedder:
     @property
     def health(self) -> EngineHealth:
         with self._changed:
-            health, batch, restart_at = self._health, self._batch, self._restart_at
-        if restart_at is not None:
-            return replace(health, seconds=max(restart_at - self._clock(), 0.0))
+            health, batch = self._lives.health, self._batch
         if not health.is_ready or batch is None:
             return health
         return stalled_or_ready(self._clock() - batch.since, self._stall_after)
@@ -122,7 +116,7 @@ class RemoteEmbedder:
     def close(self) -> None:
         """End the process: what it computes ends with EngineClosedError. Safe to call again."""
         with self._changed:
-            self._ended = self._ended or _CLOSED
+            self._ended = self._ended or CLOSED
             self._changed.notify_all()
             if self._process is not None:
                 self._process.kill()  # it holds nothing that would have to be put away
@@ -160,12 +154,12 @@ class RemoteEmbedder:
         """The process, once it is ready, and the batch that it has from now on."""
         with self._changed:
             is_decided = self._changed.wait_for(
-                lambda: self._ended is not None or self._health.is_ready, self._longest_wait
+                lambda: self._ended is not None or self._lives.is_ready, self._longest_wait
             )
             if self._ended is not None:
                 raise EngineClosedError(self._ended)
             if not is_decided:
-                said = f"the engine was not ready for {self._longest_wait:g} s: {self._health.reason}"
+                said = f"the engine was not ready for {self._longest_wait:g} s: {self._lives.health.reason}"
                 raise OverloadedError(said, self._longest_wait)
             self._judge(contents)
             assert self._process is not None
@@ -186,7 +180,7 @@ class RemoteEmbedder:
     # --- the link thread; what `_learn` and `_bury` call holds the lock ------------------------------------
 
     def _run(self) -> None:
-        reason = _CLOSED
+        reason = CLOSED
         try:
             while self._ended is None:
                 self._live()
@@ -202,7 +196,8 @@ class RemoteEmbedder:
         """One process, from its start to its end."""
         process = self._program.start()
         with self._changed:
-            self._process, self._restart_at, self._last_words = process, None, ""
+            self._process = process
+            self._lives.begin()
             if self._ended is not None:
                 process.kill()
         try:
@@ -221,49 +216,39 @@ class RemoteEmbedder:
         with self._changed:
             match report:
                 case Loading(what, share):
-                    self._health = replace(self._health, loading=what, progress=share)
+                    self._lives.load(what, share)
                 case EmbedderReady():
                     self._be_ready(report)
                 case Embedded():
                     if self._batch is not None:
                         self._batch.answer.set_result(report)
                 case Failed(error):
-                    self._last_words = error.message
+                    self._lives.say(error.message)
                     if not self.started.done():
                         self._give_up(messages.own_error(error))
 
     def _be_ready(self, ready: EmbedderReady) -> None:
         if not self.started.done():
             self.started.set_result(ready)
-        self._health = replace(READY, attempt=self._health.attempt)
-        self._ready_since = self._clock()
+        self._lives.be_ready()
         self._changed.notify_all()
 
     def _bury(self, how: str) -> None:
         """The process is gone: its batch is told, and another one is started later, or none."""
-        why = f"the engine's process {how}" + (f": {self._last_words}" if self._last_words else "")
         with self._changed:
+            why = self._lives.why(how)
             if self._ended is None and not self.started.done():
                 self._give_up(EngineDiedError(f"{why} while it was loading"))
             if self._ended is None:
                 logger.error("%s", why)
                 if self._batch is not None:
                     self._records.died(dict.fromkeys(self._batch.contents, 0))
-                self._plan_restart(why)
+                self._lives.start_later(why)
             self._tell_the_batch(EngineDiedError(why) if self._ended is None else EngineClosedError(self._ended))
-
-    def _plan_restart(self, why: str) -> None:
-        now = self._clock()
-        attempt = self._backoff.attempt(
-            self._health.attempt, 0.0 if self._ready_since is None else now - self._ready_since
-        )
-        self._ready_since = None
-        self._restart_at = now + self._backoff.delay(attempt)
-        self._health = EngineHealth(EngineState.RESTARTING, why, attempt=attempt)
 
     def _wait_to_restart(self) -> None:
         with self._changed:
-            seconds = 0.0 if self._restart_at is None else max(self._restart_at - self._clock(), 0.0)
+            seconds = self._lives.health.seconds or 0.0
             self._changed.wait_for(lambda: self._ended is not None, seconds)
 
     def _tell_the_batch(self, error: ForerunError) -> None:
@@ -272,16 +257,14 @@ class RemoteEmbedder:
 
     def _give_up(self, error: ForerunError) -> None:
         """It could not be built, and would not be the next time."""
-        self._health = EngineHealth(EngineState.FAILED, str(error))
+        self._lives.fail(str(error))
         self._ended = str(error)
         self.started.set_exception(error)
 
     def _end(self, reason: str) -> None:
         with self._changed:
             self._ended = reason
-            self._restart_at = None
-            if self._health.state is not EngineState.FAILED:
-                self._health = EngineHealth(EngineState.CLOSED, reason)
+            self._lives.close(reason)
             if not self.started.done():
                 self.started.set_exception(EngineClosedError(reason))
             if self._process is not None:
