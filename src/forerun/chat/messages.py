@@ -1,36 +1,46 @@
 """Messages as OpenAI's API has them, made what chat templates expect.
 
-Content becomes text, whatever form it had; legacy roles and fields get their present names; arguments of calls become
-what the template writes well; tools, results and system messages that a template knows nothing of are told in words.
+Content becomes text, whatever form it had, with a mark where an item of media stands; legacy roles and fields get their
+present names; arguments of calls become what the template writes well; tools, results and system messages that a
+template knows nothing of are told in words.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from forerun.chat import tool_prompt
 from forerun.chat.probing import Capabilities
 from forerun.chat.templates import check_messages
 from forerun.errors import InvalidRequestError
+from forerun.media.parts import MEDIA_TYPES, is_media
 
 Message = Mapping[str, Any]
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+MEDIA_ROLES: Final = ("user", "tool", "function")
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 def normalised(
-    messages: Sequence[Message], capabilities: Capabilities, tools: Sequence[Mapping[str, Any]] = ()
+    messages: Sequence[Message],
+    capabilities: Capabilities,
+    tools: Sequence[Mapping[str, Any]] = (),
+    marks: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Messages that a template with these capabilities can render, told of tools that it cannot render itself.
 
-    Raises InvalidRequestError naming the message.
+    `marks`: what stands for each item of media (`media_of`). Raises InvalidRequestError naming the message.
     """
     _check(messages)
     names = _call_names(messages)
-    changed = [_message(f"messages[{index}]", message, capabilities, names) for index, message in enumerate(messages)]
+    left = iter(marks)
+    changed = [
+        _message(f"messages[{index}]", message, capabilities, names, left) for index, message in enumerate(messages)
+    ]
     if not capabilities.supports_tool_calls:
         changed = [tool_prompt.in_words(message) for message in changed]
     if tools and not capabilities.supports_tools:
@@ -45,10 +55,12 @@ def _check(messages: Sequence[Message]) -> None:
             raise InvalidRequestError(f"messages[{index}].role", f"is {message['role']!r}; it is one of {ROLES}")
 
 
-def _message(field: str, message: Message, capabilities: Capabilities, names: Mapping[str, str]) -> dict[str, Any]:
+def _message(
+    field: str, message: Message, capabilities: Capabilities, names: Mapping[str, str], marks: Iterator[str]
+) -> dict[str, Any]:
     changed = {name: value for name, value in message.items() if value is not None and name != "function_call"}
     changed["role"] = _role(message["role"], capabilities)
-    changed["content"] = text_of(field, message.get("content"))
+    changed["content"] = _text_of(field, message, marks)
     reasoning = next((message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)), None)
     if reasoning:
         changed["reasoning_content"] = changed["thinking"] = reasoning
@@ -68,19 +80,40 @@ def _role(role: str, capabilities: Capabilities) -> str:
     return "tool" if role == "function" else role
 
 
-def text_of(field: str, content: object) -> str:
+def _text_of(field: str, message: Message, marks: Iterator[str]) -> str:
     """A message's content as text: parts joined, none as empty. Raises InvalidRequestError for what is no text."""
+    content = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise InvalidRequestError(f"{field}.content", f"is text or a list of parts, got {type(content).__name__}")
-    return joined([_part(f"{field}.content[{index}]", part) for index, part in enumerate(content)])
+    runs: list[list[str]] = [[]]
+    between: list[str] = []
+    for index, part in enumerate(content):
+        if is_media(part):
+            between.append(_mark(f"{field}.content[{index}]", message["role"], marks))
+            runs.append([])
+        else:
+            runs[-1].append(_part(f"{field}.content[{index}]", part))
+    texts = [joined(run) for run in runs]
+    return "".join(itertools.chain.from_iterable(itertools.zip_longest(texts, between, fillvalue="")))
+
+
+def _mark(field: str, role: str, marks: Iterator[str]) -> str:
+    if role not in MEDIA_ROLES:
+        raise InvalidRequestError(
+            field, f"images and sounds belong to messages of the user or of tools, not of {role!r}"
+        )
+    return next(marks)
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Parts of one message as one text: a line each, so that words do not grow together; the same for every API."""
+    """Parts of one message as one text: a line each, so that words do not grow together; the same for every API.
+
+    No line is put between a text and an image beside it: models were trained without one.
+    """
     return "\n".join(texts)
 
 
@@ -91,7 +124,8 @@ def _part(field: str, part: object) -> str:
         raise InvalidRequestError(field, f"is an object with a 'type', got {type(part).__name__}")
     key = _TEXT_PARTS.get(str(part.get("type")))
     if key is None:
-        raise InvalidRequestError(field, f"is of type {part.get('type')!r}; this model reads text alone")
+        known = ", ".join([*_TEXT_PARTS, *MEDIA_TYPES])
+        raise InvalidRequestError(field, f"is of type {part.get('type')!r}; it is one of {known}")
     text = part.get(key)
     if not isinstance(text, str):
         raise InvalidRequestError(f"{field}.{key}", f"is text, got {type(text).__name__}")

@@ -36,11 +36,14 @@ class Capabilities:
     """Calls of earlier answers, and their results."""
     wants_argument_objects: bool = False
     """Arguments of calls are to be objects: JSON text would be written as a string, with quotes escaped, or fails."""
+    wants_typed_content: bool = False
+    """Content is to be a list of parts: text alone would be left out, or fails."""
 
 
 def capabilities_of(template: ChatTemplate) -> Capabilities:
     """Render some conversations and look."""
     late = {"role": "system", "content": _WORD}
+    asked, typed = {"role": "user", "content": _WORD}, {"role": "user", "content": [{"type": "text", "text": _WORD}]}
     text_call, object_call = _rendered_call(template, _ARGUMENTS), _rendered_call(template, {"zyxkey": "zyxvalue"})
     return Capabilities(
         supports_system=_WORD in _rendered(template, [late, _USER]),
@@ -50,6 +53,7 @@ def capabilities_of(template: ChatTemplate) -> Capabilities:
         supports_tools=_WORD in _rendered(template, [_USER], tools=[_TOOL]),
         supports_tool_calls=_WORD in text_call or _WORD in object_call,
         wants_argument_objects=_ARGUMENTS not in text_call and "zyxkey" in object_call,
+        wants_typed_content=_WORD not in _rendered(template, [asked]) and _WORD in _rendered(template, [typed]),
     )
 
 

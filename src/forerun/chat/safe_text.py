@@ -42,12 +42,16 @@ class ForgeryGuard:
         forged = self.forged(values)
         if not forged or self._pattern is None:
             return PromptText(render(values))
-        used = set(source).union(*_texts(values))
-        free = (chr(code) for code in _PLACEHOLDERS if chr(code) not in used)
-        placeholders = dict(zip(sorted(forged), free, strict=False))
+        placeholders = dict(zip(sorted(forged), unused_characters(values, source), strict=False))
         pattern = self._pattern
         hidden = _mapped(values, lambda text: pattern.sub(lambda match: placeholders[match[0]], text))
         return _revealed(render(hidden), {char: text for text, char in placeholders.items()})
+
+
+def unused_characters(values: object, source: str) -> Iterator[str]:
+    """Characters that occur neither in the values nor in a template, and that no text means anything by."""
+    used = set(source).union(*_texts(values))
+    return (chr(code) for code in _PLACEHOLDERS if chr(code) not in used)
 
 
 def _revealed(text: str, spellings: Mapping[str, str]) -> PromptText:

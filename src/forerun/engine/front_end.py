@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from forerun.core.prompt import PromptLayout
@@ -16,9 +16,10 @@ from forerun.engine.cache_calls import Questions
 from forerun.engine.health import EngineHealth
 from forerun.engine.intake import Batch, Conversation, Intake
 from forerun.engine.loop import EngineLoop
-from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
+from forerun.engine.parts import ChatRenderer, Constrain, EngineParts, MediaReader
 from forerun.engine.tokenizer import Tokenizer
 from forerun.engine.worker import EngineWorker, Worker
+from forerun.media.picture import Media, MediaKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class FrontEndParts:
     worker: Worker
     tokenizer: Tokenizer
     chat_template: ChatRenderer | None = None
+    media: MediaReader | None = None
+    """None: the model reads text alone."""
     model_name: str = "model"
     n_ctx: int
     """KV cells of the target: no prompt and its answer can be longer."""
@@ -50,6 +53,7 @@ def on_a_thread(parts: EngineParts) -> FrontEndParts:
         worker=EngineWorker(loop, dispose, interrupt=parts.interrupt, checks_integrity=parts.checks_integrity),
         tokenizer=tokenizer,
         chat_template=parts.chat_template,
+        media=parts.media,
         model_name=parts.model_name,
         n_ctx=parts.n_ctx,
         clock=parts.clock,
@@ -69,7 +73,9 @@ class FrontEnd:
         self.has_chat_template = given.chat_template is not None
         self.tokenizer = given.tokenizer
         self._worker = given.worker
-        self._intake = Intake(given.tokenizer, given.chat_template, given.clock, given.constrain)
+        self.media_kinds: frozenset[MediaKind] = frozenset() if given.media is None else given.media.kinds
+        """What the model can be shown beside text."""
+        self._intake = Intake(given.tokenizer, given.chat_template, given.clock, given.constrain, given.media)
         self._questions = Questions(self._intake, given.clock, given.tokenizer)
         # Closes the engine when it is dropped or Python exits: its thread must not run native code then.
         self._closes_when_dropped = weakref.finalize(self, self._worker.close)
@@ -93,10 +99,13 @@ class FrontEnd:
         InvalidRequestError."""
         return self._intake.constrained_batch(batch)
 
-    def prompt(self, text: str | PromptText, *, raw: bool = False) -> PromptLayout:
-        """Text as `generate` would read it; a PromptText is taken as it stands. Raises InvalidRequestError."""
+    def prompt(self, text: str | PromptText, *, raw: bool = False, media: Sequence[Media] = ()) -> PromptLayout:
+        """Text as `generate` would read it; a PromptText is taken as it stands, with `media` where it says.
+
+        Raises InvalidRequestError, naming an item as `media[index]`.
+        """
         if isinstance(text, PromptText):
-            return self._intake.text_layout(text)
+            return self._intake.text_layout(text, media)
         return self._intake.raw_layout(text) if raw else self._intake.layout(text)
 
     def chat_text(self, messages: Conversation) -> PromptText:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
@@ -12,13 +12,15 @@ from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.core.prompt import PromptLayout
+from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.prompt_text import PromptText
 from forerun.core.request import Request, SamplingParams
 from forerun.engine.output import Output, refusal
-from forerun.engine.parts import ChatRenderer, Constrain, Message
+from forerun.engine.parts import ChatRenderer, Constrain, MediaReader, Message
 from forerun.engine.tokenizer import Tokenizer, check_unicode
 from forerun.errors import EngineClosedError, ForerunError, InvalidRequestError
+from forerun.media.parts import media_of
+from forerun.media.picture import Media, Picture
 
 Prompt: TypeAlias = str | Sequence[int] | NDArray[np.int32] | PromptLayout
 """Text (a user's message where the model has a chat template), token ids, or a whole layout."""
@@ -27,6 +29,7 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Conversation: TypeAlias = Sequence[Message]
 Conversations: TypeAlias = Conversation | Sequence[Conversation]
 _T = TypeVar("_T")
+READS_TEXT_ALONE: Final = "this model reads text alone; load one with its projector (--mmproj) to show it media"
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE: Final = 366 * 86_400
 
@@ -61,11 +64,14 @@ class Intake:
         template: ChatRenderer | None,
         clock: Callable[[], float],
         constrain: Constrain | None = None,
+        media: MediaReader | None = None,
     ) -> None:
+        """`media` None: prompts are text alone."""
         self._tokenizer = tokenizer
         self._template = template
         self._clock = clock
         self._constrain = constrain
+        self._media = media
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
@@ -96,8 +102,9 @@ class Intake:
     def raw_layout(self, prompt: Prompt) -> PromptLayout:
         """One prompt, text tokenised as it stands. Raises InvalidRequestError."""
         if isinstance(prompt, PromptLayout):
-            if any(segment.is_media for segment in prompt.segments):  # a runner would fail the step, for everyone
-                raise InvalidRequestError("prompt", "holds media, which this engine cannot evaluate yet; give text")
+            if self._media is None and any(segment.is_media for segment in prompt.segments):
+                # A runner would fail the step, for everyone.
+                raise InvalidRequestError("prompt", f"holds media; {READS_TEXT_ALONE}")
             return prompt
         if isinstance(prompt, str):
             if not prompt:
@@ -120,11 +127,35 @@ class Intake:
         return text
 
     def chat_layout(self, messages: Conversation) -> PromptLayout:
-        return self.text_layout(self.chat_text(messages))
+        return self.text_layout(self.chat_text(messages), media_of(messages))
 
-    def text_layout(self, text: PromptText) -> PromptLayout:
-        """One prompt that a template wrote. Raises InvalidRequestError."""
-        return PromptLayout.of_text(self._tokenizer.tokenize(text))
+    def text_layout(self, text: PromptText, media: Sequence[Media] = ()) -> PromptLayout:
+        """One prompt that a template wrote, with the items that stand in it.
+
+        Raises InvalidRequestError, naming an item as `media[index]`.
+        """
+        if not text.media:
+            return PromptLayout.of_text(self._tokenizer.tokenize(text))
+        return PromptLayout(self._segments(text, media))
+
+    def _segments(self, text: PromptText, media: Sequence[Media]) -> Iterator[PromptSegment]:
+        tokenize = self._tokenizer.tokenize  # what the model wants before a prompt comes before media, too
+        for part in itertools.chain([PromptText("")] if text.media[0][0] == 0 else [], text.cut()):
+            if isinstance(part, int):
+                yield from self._read(part, media[part])
+            else:
+                yield PromptSegment.text(tokenize(part))
+                tokenize = self._tokenizer.tokenize_continuation
+
+    def _read(self, index: int, item: object) -> Sequence[PromptSegment]:
+        if self._media is None:
+            raise InvalidRequestError(f"media[{index}]", READS_TEXT_ALONE)
+        if not isinstance(item, Picture):
+            raise InvalidRequestError(f"media[{index}]", f"is a Picture, got {type(item).__name__}")
+        try:
+            return self._media.segments(item)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"media[{index}]", error.reason) from error
 
     def _batch(
         self, items: Sequence[_T], params: Params, layout: Callable[[_T], PromptLayout], options: RequestOptions

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from forerun.core.grammar import Grammar, TokenConstraint
-from forerun.core.prompt import Tokens
+from forerun.core.prompt import PromptSegment, Tokens
 from forerun.core.prompt_text import PromptText
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Runner, Vocabulary
+from forerun.media.picture import Media, MediaKind
 
 Message: TypeAlias = Mapping[str, Any]
 """One message of a conversation, as chat templates expect it: at least `role` and `content`."""
@@ -50,6 +51,22 @@ class ChatRenderer(Protocol):
         ...
 
 
+class MediaReader(Protocol):
+    """A model's projector, as whoever builds prompts sees it. Any thread."""
+
+    @property
+    def kinds(self) -> frozenset[MediaKind]:
+        """What the model can be shown."""
+        ...
+
+    def segments(self, item: Media) -> Sequence[PromptSegment]:
+        """The item as the model reads it: spans of embeddings, and the tokens that belong around and between them.
+
+        May take a while. Raises InvalidRequestError, whose reason alone is used, for an item that it cannot take.
+        """
+        ...
+
+
 Constrain: TypeAlias = Callable[[Grammar], TokenConstraint]
 """Compiles a grammar for one request; any thread. Raises InvalidRequestError."""
 
@@ -66,6 +83,8 @@ class EngineParts:
     runner: Runner
     vocabulary: TextVocabulary
     chat_template: ChatRenderer | None = None
+    media: MediaReader | None = None
+    """None: the model reads text alone."""
     constrain: Constrain | None = None
     """None: this engine enforces no grammars, and refuses requests that have one. Called by whoever builds requests
     where the engine is (`intake.constrained`)."""

@@ -19,6 +19,7 @@ from forerun.testing.constraint import FakeConstraint
 from forerun.testing.drafter import FakeDrafter
 from forerun.testing.faults import Fault, SeededFaults
 from forerun.testing.faulty_runner import FaultyRunner
+from forerun.testing.media import FakeMediaReader
 from forerun.testing.memory import FakeMemory, FakeMemoryError
 from forerun.testing.model import FakeVocabulary, adapted, fake_logits, media_codes, next_digest
 from forerun.testing.oracle import Answer, naive_answer
@@ -30,6 +31,7 @@ __all__ = [
     "Answer",
     "FakeConstraint",
     "FakeDrafter",
+    "FakeMediaReader",
     "FakeMemory",
     "FakeMemoryError",
     "FakeRunner",
