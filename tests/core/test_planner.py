@@ -69,13 +69,45 @@ def test_prefill_ends(planner: BatchPlanner, demands: list[PrefillDemand], budge
 def test_a_media_span_that_never_fits_beside_others_gets_a_step_of_its_own() -> None:
     planner = BatchPlanner(quantum=64)
     demands = [PrefillDemand(1, 10_000), PrefillDemand(2, 576, whole=True), PrefillDemand(3, 10_000)]
-    assert [planner.share(demands, 128) for _ in range(3)] == [{1: 64, 3: 64}, {2: 576}, {3: 64, 1: 64}]
+    assert [planner.share(demands, 128) for _ in range(3)] == [{1: 128}, {2: 576}, {1: 112, 3: 16}]
 
 
-def test_text_takes_turns_of_one_quantum() -> None:
+def test_an_eighth_of_the_rows_goes_around_in_turns_of_one_quantum() -> None:
     planner = BatchPlanner(quantum=10)
+    demands = [PrefillDemand(key, 1000, left=1000 + key) for key in range(4)]
+    granted = [planner.share(demands, 160) for _ in range(3)]
+    assert granted == [{0: 150, 1: 10}, {0: 140, 2: 10, 3: 10}, {0: 140, 1: 10, 2: 10}]
+
+
+def test_few_rows_go_around_one_by_one() -> None:
+    planner = BatchPlanner(quantum=1)
     demands = [PrefillDemand(key, 1000) for key in range(4)]
-    assert [planner.share(demands, 20) for _ in range(3)] == [{0: 10, 1: 10}, {2: 10, 3: 10}, {0: 10, 1: 10}]
+    assert [planner.share(demands, 2) for _ in range(3)] == [{0: 1, 1: 1}, {2: 1, 3: 1}, {0: 1, 1: 1}]
+
+
+def test_of_prompts_that_came_together_most_do_not_wait_for_the_last_one() -> None:
+    """In turns alone all eight would end with the last few steps."""
+    planner = BatchPlanner(quantum=64)
+    left, ends, step = dict.fromkeys(range(8), 512), [], 0
+    while left:
+        step += 1
+        for key, rows in planner.share([PrefillDemand(key, rows) for key, rows in left.items()], 128).items():
+            left[key] -= rows
+            if not left[key]:
+                del left[key]
+                ends.append(step)
+    assert ends[-1] == 8 * 512 / 128
+    assert sum(ends) / 8 < 0.65 * ends[-1]
+
+
+def test_a_long_prompt_ends_however_many_short_ones_come() -> None:
+    planner = BatchPlanner(quantum=64)
+    left, steps = 1000, 0
+    while left > 0 and steps < 8 * 1000 / (128 / 8):  # an eighth of the rows, for one of eight at a time
+        steps += 1
+        short = [PrefillDemand((steps + other) % 7, 200) for other in range(3)]
+        left -= planner.share([*short, PrefillDemand(7, min(left, 512), left=left)], 128).get(7, 0)
+    assert left == 0
 
 
 def test_a_prompt_alone_takes_the_whole_step() -> None:

@@ -142,7 +142,8 @@ def test_a_more_urgent_prompt_makes_less_urgent_streams_wait_three_times_the_tar
         for index in range(4):
             harness.add(f"stream {index}", prompt(10, index), SamplingParams(max_tokens=2000))
         harness.run(until=lambda: all(harness.tokens(f"stream {index}") for index in range(4)))
-        harness.add("rival", prompt(2000, 8))
+        for rival in range(3):
+            harness.add(f"rival {rival}", prompt(350, 20 + rival))
         harness.add("urgent", prompt(400, 9), priority=priority)
         steps = step_until_first_token(harness, "urgent")
         return sum(result.elapsed for _, result in steps) * 1e3, max(result.elapsed for _, result in steps) * 1e3
@@ -151,6 +152,22 @@ def test_a_more_urgent_prompt_makes_less_urgent_streams_wait_three_times_the_tar
     assert equal[1] <= 205
     assert 205 < urgent[1] <= 605
     assert urgent[0] < 0.4 * equal[0]
+
+
+def test_an_urgent_stream_waits_a_little_longer_only_where_an_equally_urgent_prompt_ends_by_that() -> None:
+    def longest_ms(rest: int, *, others: int) -> float:
+        """Of the steps in which an urgent prompt is read whose last rows are `rest` more than fit the first step."""
+        harness = timed(200)
+        harness.add("urgent stream", prompt(10, 1), SamplingParams(max_tokens=2000), priority=1)
+        harness.add("other stream", prompt(10, 2), SamplingParams(max_tokens=2000), priority=others)
+        harness.run(until=lambda: bool(harness.tokens("urgent stream") and harness.tokens("other stream")))
+        fits = harness.scheduler.budget.prefill_rows(beside(2))
+        harness.add("urgent", prompt(fits + rest, 3), priority=1)
+        return max(result.elapsed for _, result in step_until_first_token(harness, "urgent")) * 1e3
+
+    assert longest_ms(1, others=1) <= 205
+    assert 205 < longest_ms(1, others=0) <= 250
+    assert longest_ms(25, others=0) <= 205, "the rest needs a step of its own anyway"
 
 
 def test_an_image_s_encoding_counts_once_it_was_seen() -> None:

@@ -1,16 +1,20 @@
-"""Cases from public bug reports against peers, on real models through the engine (S5, S10, K1, K3, B3)."""
+"""Cases from public bug reports against peers, on real models through the engine (S5, S10, K1, K3, B1, B3)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from forerun import Engine, FinishReason, InvalidRequestError, Output, SamplingParams
+from forerun.core.step import PrefillRows, StepPlan, StepResult
 from forerun.native.model import LlamaModel
+from forerun.native.runner import LlamaRunner
 from tests.conftest import MakeTinyModel
 from tests.model.serving import (
     Ids,
@@ -254,6 +258,51 @@ def test_the_real_model_answers_the_same_prompt_again(smollm2_path: Path, smollm
             output = answer(engine, again, SamplingParams(max_tokens=8))
             assert len(output.token_ids) == usage_of(output).output_tokens > 0
             smollm2_oracle.check(again, output.token_ids)
+
+
+# --- B1: a long prompt beside others ---
+
+
+def test_case_b1_every_step_that_reads_a_long_prompt_goes_on_with_the_streams_beside_it(
+    tiny_dense_path: Path, dense_oracle: GreedyOracle
+) -> None:
+    """And a short prompt that comes later is answered first."""
+    told, long, short = some_tokens(10, seed=1), some_tokens(1500, seed=2), some_tokens(20, seed=3)
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    with steps() as plans, serving(tiny_dense_path) as engine:
+        stream = engine.stream(told, params)
+        said = ids_of([next(stream)])
+        asked = [engine.stream(prompt, SamplingParams(max_tokens=4, ignore_eos=True)) for prompt in (long, short)]
+        answered = [ids_of(list(one)) for one in asked]
+        said += ids_of(list(stream))
+    begins, ends = reading(plans, long)
+    assert ends - begins >= 10, "it is read in pieces"
+    assert all(plan.decode for plan in plans[begins : ends + 1])
+    assert reading(plans, short)[1] < ends
+    for prompt, tokens in zip((told, long, short), (said, *answered), strict=True):
+        dense_oracle.check(prompt, tokens)
+
+
+@contextmanager
+def steps() -> Iterator[list[StepPlan]]:
+    """What the runner is given, step by step."""
+    plans: list[StepPlan] = []
+    execute = LlamaRunner.execute
+
+    def watched(runner: LlamaRunner, plan: StepPlan) -> StepResult:
+        plans.append(plan)
+        return execute(runner, plan)
+
+    with patch.object(LlamaRunner, "execute", watched):
+        yield plans
+
+
+def reading(plans: list[StepPlan], prompt: Ids) -> tuple[int, int]:
+    """The steps in which a prompt's first and last tokens are evaluated."""
+    texts = [[rows.tokens.tolist() for rows in plan.prefill if isinstance(rows, PrefillRows)] for plan in plans]
+    (first,) = [at for at, rows in enumerate(texts) if any(text[:4] == prompt[: min(4, len(text))] for text in rows)]
+    (last,) = [at for at, rows in enumerate(texts) if any(text[-1:] == prompt[-1:] for text in rows)]
+    return first, last
 
 
 # --- B3: many at once, joining and leaving ---

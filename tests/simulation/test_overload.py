@@ -38,7 +38,7 @@ def crowd(*, arrivals: str) -> Workload:
         message_tokens=[100, 500],
         answer_tokens=[20, 80],
     )
-    return workload(hurried, patient, seconds=60.0, n_ctx=8192, max_num_seqs=16)
+    return workload(hurried, patient, seconds=120.0, n_ctx=8192, max_num_seqs=16)
 
 
 @pytest.fixture(scope="module", params=["closed", "open"])
@@ -53,15 +53,14 @@ def test_goodput_stays_near_what_the_engine_can_give(overload: tuple[Workload, f
     assert outcome.goodput >= 0.9 * most
 
 
-def test_who_is_in_a_hurry_waits_at_most_three_times_as_long_as_in_an_empty_engine(
+def test_who_is_in_a_hurry_waits_at_most_twice_as_long_as_in_an_empty_engine(
     overload: tuple[Workload, float, Outcome],
 ) -> None:
-    """Twice is wanted (issue 6); 2.05 closed and 2.65 open were seen: large patient prompts hold the memory."""
     load, _, outcome = overload
     alone = replace(load, groups=load.groups[:1])
     calm = Simulation(alone, TimedCrowd(alone)).run()
     assert calm.busy < 0.3
-    assert outcome.group(HURRIED).ttft.p95 <= 3 * calm.group(HURRIED).ttft.p95
+    assert outcome.group(HURRIED).ttft.p95 <= 2 * calm.group(HURRIED).ttft.p95
 
 
 def test_nobody_starves(overload: tuple[Workload, float, Outcome]) -> None:

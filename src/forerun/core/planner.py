@@ -1,4 +1,10 @@
-"""BatchPlanner: which prompts a step goes on with, in rotating fair quanta until its rows are used up."""
+"""BatchPlanner: which prompts a step goes on with, until its rows are used up.
+
+    the rows of a step   [ the shortest prompts first: who needs least is answered, and gone | in turn, an eighth ]
+
+In turns alone all of several prompts end late; the shortest first, each ends as early as it can and none much later. The
+eighth keeps long ones going, however many short ones come.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 OTHERS_SHARE: Final = 8
-"""One of so many rows is for prompts of lower priorities."""
+"""One of so many rows is for prompts of lower priorities, and of each priority's rows for those whose turn it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,13 @@ class PrefillDemand:
     priority: int = 0
     weight: int = 0
     """Rows of the budget that a media span takes, encoding included; 0: `rows`."""
+    left: int = 0
+    """Tokens until the prompt ends, these included; 0: `rows`."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the prompt ends with it."""
+        return self.left <= self.rows
 
     @property
     def weighs(self) -> int:
@@ -32,8 +45,8 @@ class PrefillDemand:
 class BatchPlanner:
     """Shares a step's prefill rows among prompts. Remembers only whose turn it is.
 
-    Higher priorities first, but for an eighth of the rows, so that all go on; among equals it is another one's turn
-    after `quantum` rows.
+    Higher priorities first, but for an eighth of the rows, so that all go on; among equals the shortest, but for an
+    eighth too, of which it is another one's turn after `quantum` rows.
     """
 
     def __init__(self, *, quantum: int) -> None:
@@ -69,7 +82,31 @@ class BatchPlanner:
         return granted
 
     def _share_among(self, ordered: Sequence[PrefillDemand], budget: int, granted: dict[int, int]) -> int:
-        """Grant equals their rows, in order and quanta; what is left of the budget."""
+        """Grant equals, in the order of their turns, their rows; what is left of the budget."""
+        in_turn = budget // OTHERS_SHARE
+        if len(ordered) > 1 and in_turn and not self._is_large(ordered[0], in_turn):
+            budget = in_turn + self._share_shortest(ordered, budget - in_turn, granted)
+        return self._share_in_turn(ordered, budget, granted)
+
+    @staticmethod
+    def _is_large(demand: PrefillDemand, budget: int) -> bool:
+        """Whether it finds room only in a step that begins with it."""
+        return demand.whole and demand.weighs > budget
+
+    @staticmethod
+    def _share_shortest(demands: Sequence[PrefillDemand], budget: int, granted: dict[int, int]) -> int:
+        """Grant rows to who needs least until the end of the prompt; what is left of the budget."""
+        for demand in sorted(demands, key=lambda demand: (demand.left or demand.rows, demand.key)):
+            if demand.whole and demand.weighs > budget:
+                continue
+            rows = demand.rows if demand.whole else min(demand.rows, budget)
+            if rows > 0:
+                granted[demand.key] = rows
+                budget -= demand.weighs if demand.whole else rows
+        return budget
+
+    def _share_in_turn(self, ordered: Sequence[PrefillDemand], budget: int, granted: dict[int, int]) -> int:
+        """Grant rows in quanta, one after the other; what is left of the budget."""
         waiting = list(ordered)
         while waiting and budget > 0:
             unserved: list[PrefillDemand] = []

@@ -344,14 +344,14 @@ class Scheduler:
             states = self._in_this_step(turn)
             ready = self._ready(states)
         others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
+        waiting = [state.request.priority for state in self._running.values() if _is_ready(state)]
         so_far = StepSoFar(
             len(ready),
             self.pool.target_cells.used,
             is_waited_for=bool(ready) or self._decodes_wait(states),
             turns=self._turn_count(),
-            priority=max(
-                (state.request.priority for state in self._running.values() if _is_ready(state)), default=None
-            ),
+            priority=max(waiting, default=None),
+            lowest_priority=min(waiting, default=None),
         )
         drafts = self._plan_drafts(ready, others, self._with_copies(so_far))
         so_far = replace(so_far, other_ms=self._drafting.model_ms(drafts))
@@ -449,14 +449,15 @@ class Scheduler:
 
     def _demand(self, state: RequestState) -> PrefillDemand:
         media = state.next_media()
-        if media is not None:
-            rows = media.logical_tokens
-            weight = self.budget.media_rows(rows)
-            return PrefillDemand(
-                sequence_of(state).id, rows, whole=True, weight=weight, priority=state.request.priority
-            )
-        rows = state.chunk_end() - state.computed
-        return PrefillDemand(sequence_of(state).id, rows, priority=state.request.priority)
+        rows = state.chunk_end() - state.computed if media is None else media.logical_tokens
+        return PrefillDemand(
+            sequence_of(state).id,
+            rows,
+            whole=media is not None,
+            priority=state.request.priority,
+            weight=0 if media is None else self.budget.media_rows(rows),
+            left=state.history.size - state.computed,
+        )
 
     @staticmethod
     def _prefill_rows(state: RequestState, rows: int) -> PrefillRows | MediaRows:

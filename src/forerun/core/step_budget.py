@@ -29,6 +29,8 @@ _PREFILL_SHARE = 0.25
 """Prompts may make a step longer by this share of what decodes alone take, whatever the target: they have to go on."""
 _PATIENCE = 3.0
 """Answers of a lower priority put up with so many times the target while a more urgent prompt is read."""
+_STRETCH = 1.25
+"""Urgent answers, with so many times the target where the rest of an equally urgent prompt is read by that."""
 _BLEND = 0.3
 _TINY_MS = 1e-6
 _WILD = 16.0
@@ -68,6 +70,8 @@ class StepSoFar:
     """Sets of adapters that take turns: a token comes every so many steps."""
     priority: int | None = None
     """The highest of those who wait; None where nobody does, or it does not matter."""
+    lowest_priority: int | None = None
+    """The lowest of those who wait."""
 
 
 class StepBudget:
@@ -106,15 +110,20 @@ class StepBudget:
         return max(0.0, allowed - self._costs.predict(so_far.rows, so_far.cells) - so_far.other_ms)
 
     def prompt_rows(self, so_far: StepSoFar, demands: Sequence[PrefillDemand]) -> int:
-        """Rows for these prompts. For one that is more urgent than all who wait they wait longer than the target."""
+        """Rows for these prompts. Who waits does so longer than the target for a more urgent prompt, and a little longer
+        for the end of one as urgent as the most urgent of them, where others are less so."""
         rows = self.prefill_rows(so_far)
         if so_far.priority is None:
             return rows
         urgent = sum(demand.weighs for demand in demands if demand.priority > so_far.priority)
-        if urgent <= rows:
+        if urgent:
+            return max(rows, min(_beside_others(urgent), self.prefill_rows(so_far, patience=_PATIENCE)))
+        lowest = min(demand.priority for demand in demands) if demands else so_far.priority
+        if so_far.priority == lowest == so_far.lowest_priority:
             return rows
-        urgent += urgent // (OTHERS_SHARE - 1) + 1
-        return min(urgent, self.prefill_rows(so_far, patience=_PATIENCE))
+        equals = (demand.weighs for demand in demands if demand.priority == so_far.priority and demand.is_end)
+        shortest = _beside_others(min(equals, default=0))
+        return shortest if rows < shortest <= self.prefill_rows(so_far, patience=_STRETCH) else rows
 
     def prefill_rows(self, so_far: StepSoFar, *, patience: float = 1.0) -> int:
         """Rows that prompts may have, as far as cells allow; one at least where there is room, so that they end.
@@ -159,6 +168,11 @@ class StepBudget:
         if self._costs is None or self.target_ms is None:
             return f"StepBudget({self._rows_beside_decode} rows beside decodes)"
         return f"StepBudget({self.target_ms:.0f} ms a token)"
+
+
+def _beside_others(rows: int) -> int:
+    """Rows of a step that has so many for one priority, and their share for the others."""
+    return rows + rows // (OTHERS_SHARE - 1) + 1
 
 
 def _media_tokens(plan: StepPlan) -> int:
