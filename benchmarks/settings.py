@@ -1,7 +1,7 @@
 """What the speculation benchmarks run on, from the environment.
 
 FORERUN_TARGET and FORERUN_DRAFT name a model pair; without them SmolLM2 drafts by lookup alone. FORERUN_TOKENS,
-FORERUN_PROMPTS and FORERUN_ROUNDS make runs shorter or longer, FORERUN_FIXED (2,4,8,16) names the fixed draft
+FORERUN_PROMPTS and FORERUN_ROUNDS make runs shorter or longer, FORERUN_FIXED (2,4,8,16; or empty) names the fixed draft
 lengths of a sweep; the defaults keep each benchmark below six minutes on
 two cores, with SmolLM2 and with a model of ten times its size.
 """

@@ -25,7 +25,7 @@ from forerun.engine_config import MAX_AUTO_DRAFT_TOKENS
 from forerun.models.resolve import resolve_model
 from forerun.native.model import LlamaModel
 
-FIXED = tuple(int(length) for length in os.environ.get("FORERUN_FIXED", "2,4,8,16").split(","))
+FIXED = tuple(int(length) for length in os.environ.get("FORERUN_FIXED", "2,4,8,16").split(",") if length)
 SPECULATION: dict[str, Any] = {"off": 0, "auto": "auto"} | {f"fixed {length}": length for length in FIXED}
 """By lookup alone, but for auto, which drafts with the draft model too where there is one."""
 _WITH_DRAFT = FIXED[-1:]
