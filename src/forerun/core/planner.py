@@ -2,8 +2,8 @@
 
     the rows of a step   [ the shortest prompts first: who needs least is answered, and gone | in turn, an eighth ]
 
-In turns alone all of several prompts end late; the shortest first, each ends as early as it can and none much later. The
-eighth keeps long ones going, however many short ones come.
+In turns alone all of several prompts end late; the shortest first, each ends as early as it can and none much later.
+The eighth keeps long ones going, however many short ones come.
 """
 
 from __future__ import annotations
