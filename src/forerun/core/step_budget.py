@@ -112,8 +112,8 @@ class StepBudget:
     def prompt_rows(self, so_far: StepSoFar, demands: Sequence[PrefillDemand]) -> int:
         """Rows for these prompts.
 
-        Who waits does so longer than the target for a more urgent prompt, and a little longer for the end of one that is
-        as urgent as the most urgent of them, where others are less so.
+        Who waits does so longer than the target for a more urgent prompt, and a little longer for the end of one
+        that is as urgent as the most urgent of them, where others are less so.
         """
         rows = self.prefill_rows(so_far)
         if so_far.priority is None:
