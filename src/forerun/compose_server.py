@@ -20,6 +20,8 @@ from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine_config import EngineConfig
 from forerun.errors import ForerunError
+from forerun.media.addresses import allowed_host
+from forerun.media.loading import MediaLoader
 from forerun.server.app import create_app
 from forerun.server.binding import listening_sockets
 from forerun.server.chat_front import ChatFront
@@ -119,6 +121,8 @@ async def _load(
     table = await asyncio.to_thread(engine.tokenizer.read, TokenTable.of)
     checker = GrammarChecker(table)
     held.callback(checker.close)
+    media = media_loader(backend.settings)
+    held.callback(media.close)
     backend.serving = serving_on(
         engine,
         backend.settings,
@@ -127,8 +131,15 @@ async def _load(
         limits=limits_of(config, engine.tokenizer.size),
         chat_format=chat_format,
         grammars=checker,
+        media=media,
     )
     told.ready(backend.serving)
+
+
+def media_loader(settings: ServerSettings) -> MediaLoader:
+    """What reads the images of requests; to be closed. Raises InvalidConfigError."""
+    hosts = [allowed_host(host) for host in settings.allow_media_url]
+    return MediaLoader(settings.media_limits, hosts=hosts, root=settings.media_root)
 
 
 def served_id(name: str) -> str:
@@ -155,10 +166,11 @@ def serving_on(
     limits: EngineLimits | None = None,
     chat_format: str = AUTO,
     grammars: GrammarCheck | None = None,
+    media: MediaLoader | None = None,
 ) -> Serving:
     """What stands in front of an engine. Raises InvalidConfigError for a chat format that is not known."""
     writer = engine.chat_template
     chat = ChatFront(writer, chat_format) if isinstance(writer, PromptWriter) else None
     seats = Seats(max_num_seqs, settings.max_queue)
-    service = EngineService(engine, Preparation(engine, chat, grammars, limits), seats, timeout=settings.timeout)
+    service = EngineService(engine, Preparation(engine, chat, grammars, limits, media), seats, timeout=settings.timeout)
     return Serving(engine, service, seats, ServedModel(model_id, engine.model_name, settings.aliases))

@@ -166,7 +166,8 @@ def test_tokens_are_counted_of_the_same_prompt() -> None:
     assert (counted.messages, counted.tools) == (asked.messages, asked.tools)
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}}
+DOCUMENT = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}
+STORED = {"type": "image", "source": {"type": "file", "file_id": "file_1"}}
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": None}, "max_tokens", "valid integer"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [user([IMAGE])]}, "messages[0].content[0].type", "images and documents are not read yet"),
-        ({"messages": [user([result([IMAGE])])]}, "messages[0].content[0].content[0].type", "images"),
+        ({"messages": [user([DOCUMENT])]}, "messages[0].content[0].type", "documents are not read here"),
+        ({"messages": [user([result([DOCUMENT])])]}, "messages[0].content[0].content[0].type", "documents"),
+        ({"messages": [user([STORED])]}, "messages[0].content[0].source.type", "must be base64 or url"),
         ({"messages": [user([result("x")])]}, "messages[0].content[0].tool_use_id", "no tool_use"),
         ({"messages": [user([call()])]}, "messages[0].content[0]", "messages of the assistant"),
         ({"messages": [user("a"), assistant(text("b"))]}, "messages[1]", "cannot be begun"),

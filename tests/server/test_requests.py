@@ -271,7 +271,7 @@ def test_fields_that_have_no_effect_and_nulls_are_taken() -> None:
         ({"timeout": 0}, "timeout"),
         ({"adapters": {"sql": 1.0}}, "adapters"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
-         "messages[0].content[0].type"),
+         "messages[0].content[0].image_url"),
     ],
 )  # fmt: skip
 def test_fields_that_contradict_each_other_or_are_out_of_range_are_refused(fields: dict[str, Any], param: str) -> None:

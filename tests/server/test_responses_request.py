@@ -182,9 +182,14 @@ def test_breakpoints_and_lifetimes_pin() -> None:
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "must be message"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "input[0].content[0].type",
-            "images and files are not read yet",
+            "must be input_text, input_image",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            "input[0].content[0].file_id",
+            "nothing is stored",
         ),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},

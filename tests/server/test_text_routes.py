@@ -140,6 +140,7 @@ def test_props_say_what_the_server_was_started_with() -> None:
                 "timeout": 9.0,
                 "has_chat_template": True,
                 "embeds": False,
+                "modalities": {"vision": False, "audio": False},
             }
 
     asyncio.run(main())

@@ -13,9 +13,11 @@ import typer
 from forerun.cli.sizes import parse_size
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
+from forerun.media.limits import MediaLimits
 from forerun.server.settings import DEFAULT_PORT, LogFormat, ServerSettings, read_keys
 
 KEY_VARIABLE: Final = "FORERUN_API_KEY"
+_MEDIA_LIMITS: Final = MediaLimits()
 _option = functools.partial(typer.Option, rich_help_panel="Server")
 
 
@@ -67,6 +69,21 @@ class ServeOptions:
         10.0
     )
     max_body: Annotated[str, _option(metavar="SIZE", help="A request's body at most.")] = "16MiB"
+    allow_media_url: Annotated[
+        list[str] | None,
+        _option(
+            metavar="HOST",
+            help="Images are fetched from this host, such as images.example.org, *.example.org or *; may be repeated. "
+            "Never from private addresses. Default: images come in requests alone, as data: URLs.",
+        ),
+    ] = None
+    media_root: Annotated[
+        Path | None,
+        _option(metavar="DIR", file_okay=False, help="Requests may name images in this folder, as file: URLs."),
+    ] = None
+    max_image_pixels: Annotated[int, _option(help="Of one image; more is refused before it is decoded.")] = (
+        _MEDIA_LIMITS.max_image_pixels
+    )
     cors_origin: Annotated[
         list[str] | None,
         _option(metavar="ORIGIN", help="A web page that may call from browsers, such as https://example.org; * all."),
@@ -112,6 +129,9 @@ class ServeOptions:
             api_keys=_keys(self.api_key_file),
             cors_origins=tuple(self.cors_origin or ()),
             max_body_bytes=parse_size("max_body", self.max_body),
+            allow_media_url=tuple(self.allow_media_url or ()),
+            media_root=self.media_root,
+            media_limits=_media_limits(self.max_image_pixels),
             max_queue=self.max_queue,
             timeout=self.timeout,
             keep_alive=self.keep_alive,
@@ -119,6 +139,12 @@ class ServeOptions:
             log_format=self.log_format,
             otel_endpoint=self.otel,
         )
+
+
+def _media_limits(max_image_pixels: int) -> MediaLimits:
+    """Raises InvalidConfigError."""
+    most = max(_MEDIA_LIMITS.max_pixels, max_image_pixels)
+    return replace(_MEDIA_LIMITS, max_image_pixels=max_image_pixels, max_pixels=most)
 
 
 def _keys(file: Path | None) -> frozenset[str]:

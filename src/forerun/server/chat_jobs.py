@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from forerun.chat.formats import Tool
+from forerun.chat.messages import MEDIA_ROLES
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.errors import InvalidRequestError
+from forerun.media.parts import media_part
+from forerun.media.picture import MediaKind
+from forerun.media.sources import MediaSource, Url
 from forerun.server.jobs import ChatJob, Message, Pin, ToolChoice
 from forerun.server.tools import allowed_names, check_tools, required_choice
 from forerun.server.wire.chat import (
     AllowedToolsChoice,
     ChatMessage,
     ChatRequest,
+    ContentPart,
     NamedTool,
     ResponseFormat,
     ToolDefinition,
@@ -32,7 +37,7 @@ def chat_job(body: ChatRequest, tenant: str) -> ChatJob:
     body.check_stream()
     tools = tools_of(body.tools)
     return ChatJob(
-        messages=[template_message(message) for message in body.messages],
+        messages=template_messages(body.messages),
         params=body.sampling(max_tokens=_max_tokens(body), logprobs=_logprobs(body), stop=body.stop),
         n=body.n or 1,
         tools=tools,
@@ -61,12 +66,39 @@ def tools_of(given: Sequence[ToolDefinition] | None) -> list[Tool]:
     return tools
 
 
-def template_message(message: ChatMessage) -> Message:
-    """A message as it came, without what it does not say; the chat template's side makes of it what it can render."""
+def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Messages as they came, without what they do not say; the chat template's side makes of them what it can render.
+
+    Raises InvalidRequestError, naming the part.
+    """
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, path: str) -> Message:
     given = message.model_dump(exclude_none=True)
     if message.content is None and message.refusal is not None:
         given["content"] = message.refusal
+    if isinstance(message.content, list):
+        given["content"] = [
+            _template_part(part, given["content"][index], message.role, f"{path}.content[{index}]")
+            for index, part in enumerate(message.content)
+        ]
     return given
+
+
+def _template_part(part: ContentPart, given: dict[str, Any], role: str, path: str) -> Mapping[str, Any]:
+    """`given`: the part as it came, which text stays."""
+    if part.type != "image_url":
+        if part.image_url is not None:
+            raise InvalidRequestError(
+                f"{path}.image_url", f"is for parts of type image_url, this is of type {part.type}"
+            )
+        return given
+    if part.image_url is None:
+        raise InvalidRequestError(f"{path}.image_url", "is required for the type image_url")
+    if role not in MEDIA_ROLES:
+        raise InvalidRequestError(f"{path}.image_url", f"belongs to messages of the user or of tools, not of {role!r}")
+    return media_part(MediaKind.IMAGE, MediaSource(MediaKind.IMAGE, f"{path}.image_url", Url(part.image_url.url)))
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -18,7 +18,8 @@ from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, SamplingParams, TokenLogprobs, Usage
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message as chat templates expect it: `role`, `content` (text), `tool_calls`, `tool_call_id`, ..."""
+"""A message as chat templates expect it: `role`, `content` (text, or parts with images whose value is a MediaSource),
+`tool_calls`, `tool_call_id`, ..."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,14 @@ from forerun.core.prompt_text import PromptText
 from forerun.core.request import SamplingParams
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.errors import ContextExceededError, InvalidRequestError
+from forerun.media.loading import MediaLoader
+from forerun.media.parts import media_of
+from forerun.media.picture import Media
+from forerun.media.sources import MediaSource
 from forerun.server.answering import Choice
 from forerun.server.chat_front import ChatFront
 from forerun.server.jobs import ChatJob, Message, TextJob
+from forerun.server.renaming import named_as
 
 _LONG_TEXT: Final = 4_000
 """Characters from which on a prompt is tokenised on another thread: about a millisecond."""
@@ -58,13 +63,15 @@ class Preparation:
         chat: ChatFront | None = None,
         grammars: GrammarCheck | None = None,
         limits: EngineLimits | None = None,
+        media: MediaLoader | None = None,
     ) -> None:
         """`chat` None: the model has no chat template. `grammars` None: none can be enforced. `limits` None: all that
-        the vocabulary has can be asked for."""
+        the vocabulary has can be asked for. `media` None: none is read."""
         self._engine = engine
         self._chat = chat
         self._grammars = grammars
         self._limits = limits or EngineLimits(vocabulary_size=engine.tokenizer.size)
+        self._media = media
 
     async def prepare(self, job: ChatJob | TextJob) -> Prepared:
         """Raises InvalidRequestError, naming the field."""
@@ -78,7 +85,9 @@ class Preparation:
     async def layouts(self, job: ChatJob | TextJob) -> Sequence[PromptLayout]:
         """The job's prompts."""
         if isinstance(job, ChatJob):
-            return [await asyncio.to_thread(self._layout_of_text, await self.text(job))]
+            sources = self._sources(job)
+            text = await self.text(job)
+            return [await self._layout_of_text(text, await self._loaded(sources), sources)]
         layouts = [await self._layout(prompt) for prompt in job.prompts]
         for layout in layouts:
             self._limits.check_token_ids("prompt", [int(layout.text_tokens.max(initial=0))])
@@ -92,16 +101,18 @@ class Preparation:
 
     async def _prepare_chat(self, job: ChatJob) -> Prepared:
         front = self._front
+        sources = self._sources(job)
         text = await self.text(job)
         grammar = front.grammar(job, text)
         await self._check_grammar(grammar, _said_by(job))
         await asyncio.to_thread(self._check_size, "messages", text.text)
-        layout = await asyncio.to_thread(self._layout_of_text, text)
+        media = await self._loaded(sources)
+        layout = await self._layout_of_text(text, media, sources)
         self._check_length("messages", layout)
         params = replace(job.params, grammar=grammar, shown_tokens=front.format.shown_tokens)
         is_reasoning = front.opens_reasoning(text)
         choices = [Choice(front.parser(job, text), starts_in_reasoning=is_reasoning) for _ in range(job.n)]
-        return Prepared([layout], choices, params, await self._pins(job, layout))
+        return Prepared([layout], choices, params, await self._pins(job, layout, media))
 
     async def _prepare_texts(self, job: TextJob) -> Prepared:
         await self._check_grammar(job.grammar, "grammar")
@@ -115,17 +126,36 @@ class Preparation:
             layouts, [Choice(None) for _ in range(job.n * len(layouts))], replace(job.params, grammar=job.grammar)
         )
 
-    async def _pins(self, job: ChatJob, whole: PromptLayout) -> list[tuple[PromptLayout, float]]:
+    def _sources(self, job: ChatJob) -> list[MediaSource]:
+        """What a conversation shows. Raises InvalidRequestError where this model or server does not look at it."""
+        sources = media_of(job.messages)
+        if sources and self._media is None:
+            raise InvalidRequestError(sources[0].field, "cannot be read by this server, which was made without media")
+        if sources and self._media is not None:
+            self._media.check(sources, self._engine.media_kinds)
+        return sources
+
+    async def _loaded(self, sources: Sequence[MediaSource]) -> Sequence[Media]:
+        return await self._media.load(sources) if sources and self._media is not None else ()
+
+    async def _pins(
+        self, job: ChatJob, whole: PromptLayout, media: Sequence[Media]
+    ) -> list[tuple[PromptLayout, float]]:
         pins = []
         for pin in job.pins:
             messages = job.messages[: pin.messages] or _ANYTHING  # tools alone: what comes before any message
-            (layout,) = await self.layouts(replace(job, messages=messages, pins=()))
+            text = await self.text(replace(job, messages=messages, pins=()))
+            layout = await self._layout_of_text(text, media, ())
             # What the template writes behind the last message is not part of the prompt that goes on.
             pins.append((whole.prefix(whole.common_prefix(layout)), pin.seconds))
         return pins
 
-    def _layout_of_text(self, text: PromptText) -> PromptLayout:
-        return self._engine.prompt(text)
+    async def _layout_of_text(
+        self, text: PromptText, media: Sequence[Media], sources: Sequence[MediaSource]
+    ) -> PromptLayout:
+        """`sources`: what to name where an item is refused."""
+        with named_as({f"media[{index}]": source.field for index, source in enumerate(sources)}):
+            return await asyncio.to_thread(self._engine.prompt, text, media=media)
 
     async def _layout(self, prompt: str | Sequence[int]) -> PromptLayout:
         if len(prompt) > _LONG_TEXT:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from forerun.errors import InvalidConfigError
+from forerun.media.addresses import allowed_host
+from forerun.media.limits import MediaLimits
 
 DEFAULT_PORT: Final = 8080
 _SHORTEST_KEY: Final = 8
@@ -42,6 +44,11 @@ class ServerSettings:
     max_json_values: int = 100_000
     """Objects, arrays and strings of one body, names of fields among them: some 20 000 messages. Numbers are not
     counted, so prompts of token ids may fill any context."""
+    allow_media_url: tuple[str, ...] = ()
+    """Hosts that images are fetched from (`media.addresses.allowed_host`). None: images come in requests alone."""
+    media_root: Path | None = None
+    """Folder below which requests may name files. None: they may name none."""
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
     max_queue: int = 64
     """Requests that may wait beside those that run; one more is refused with 503 and Retry-After."""
     timeout: float | None = None
@@ -67,6 +74,10 @@ class ServerSettings:
         for origin in self.cors_origins:
             if origin != "*" and "://" not in origin:
                 raise InvalidConfigError("cors_origin", f"is like https://example.org, or *, got {origin!r}")
+        for host in self.allow_media_url:
+            allowed_host(host)
+        if self.media_root is not None and not self.media_root.is_dir():
+            raise InvalidConfigError("media_root", f"is no folder: {self.media_root}")
         check_keys(self.api_keys)
 
     @property

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from forerun.engine.health import EngineState
+from forerun.media.picture import MediaKind
 from forerun.server.about import VERSION
 from forerun.server.openapi import ERRORS
 from forerun.server.serving import Backend, EmbeddingServing, Serving, backend_of
@@ -102,6 +103,7 @@ def health_of(backend: Backend) -> Health:
 async def props(request: Request) -> dict[str, Any]:
     """What the server was started with, as far as clients need to know."""
     loaded, settings = backend_of(request).require_loaded(), backend_of(request).settings
+    kinds = loaded.engine.media_kinds if isinstance(loaded, Serving) else frozenset()
     return {
         "version": VERSION,
         "model": loaded.model.id,
@@ -114,4 +116,5 @@ async def props(request: Request) -> dict[str, Any]:
         "timeout": settings.timeout,
         "has_chat_template": isinstance(loaded, Serving) and loaded.engine.has_chat_template,
         "embeds": isinstance(loaded, EmbeddingServing),
+        "modalities": {"vision": MediaKind.IMAGE in kinds, "audio": MediaKind.AUDIO in kinds},
     }

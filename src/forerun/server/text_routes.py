@@ -15,7 +15,7 @@ from forerun.core.prompt import PromptLayout
 from forerun.core.request import SamplingParams
 from forerun.errors import InvalidRequestError
 from forerun.server.body import json_body
-from forerun.server.chat_jobs import template_message, tools_of
+from forerun.server.chat_jobs import template_messages, tools_of
 from forerun.server.jobs import ChatJob, TextJob
 from forerun.server.openapi import ERRORS, takes
 from forerun.server.serving import EmbeddingServing, Serving, backend_of, serving_of
@@ -48,7 +48,7 @@ class Prompt(BaseModel):
 def template_job(body: TemplateRequest | PromptFields) -> ChatJob:
     """A conversation that is to be rendered. Raises InvalidRequestError."""
     return ChatJob(
-        messages=[template_message(message) for message in body.messages or ()],
+        messages=template_messages(body.messages or ()),
         params=_NOTHING_TO_SAMPLE,
         tools=tools_of(body.tools),
         template_kwargs=body.chat_template_kwargs or {},

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from forerun.chat.messages import joined
+from forerun.media.parts import media_part
+from forerun.media.sources import MediaSource
 from forerun.server.jobs import Message
+
+Part: TypeAlias = str | MediaSource
+"""What a user or a tool shows."""
+
+
+def content_of(parts: Sequence[Part]) -> str | list[Mapping[str, Any]]:
+    """The content of a message: text where there is nothing else."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return joined(texts) if len(texts) == len(parts) else [_template_part(part) for part in parts]
+
+
+def _template_part(part: Part) -> Mapping[str, Any]:
+    return {"type": "text", "text": part} if isinstance(part, str) else media_part(part.kind, part)
 
 
 @dataclass(slots=True)
@@ -35,7 +51,7 @@ class AssistantTurn:
         return message
 
 
-def tool_message(call_id: str, name: str | None, text: str) -> Message:
+def tool_message(call_id: str, name: str | None, parts: Sequence[Part]) -> Message:
     """What a called tool gave."""
-    message = {"role": "tool", "tool_call_id": call_id, "content": text}
+    message = {"role": "tool", "tool_call_id": call_id, "content": content_of(parts)}
     return message if name is None else message | {"name": name}

@@ -7,15 +7,20 @@ from typing import Final
 
 import msgspec
 
-from forerun.chat.messages import joined
 from forerun.errors import InvalidRequestError
+from forerun.media.picture import MediaKind
+from forerun.media.sources import Base64, MediaSource, Url
 from forerun.server.anthropic.thinking import thinking_of
 from forerun.server.jobs import Message, Pin
-from forerun.server.turns import AssistantTurn, tool_message
+from forerun.server.turns import AssistantTurn, Part, content_of, tool_message
 from forerun.server.wire.messages import (
+    Base64Image,
     Block,
     CacheControl,
     CountTokensRequest,
+    ImageAt,
+    ImageBlock,
+    Shown,
     TextBlock,
     TextOnly,
     ThinkingBlock,
@@ -34,7 +39,8 @@ class Conversation:
         self.messages: list[Message] = []
         self.pins: list[Pin] = []
         self._role = ""
-        self._texts: list[str] = []
+        self._parts: list[Part] = []
+        """What the user or the system says and shows, in a message that has not ended."""
         self._turn = AssistantTurn()
         self._names: dict[str, str] = {}
         self._marks: list[CacheControl] = []
@@ -52,6 +58,9 @@ class Conversation:
         match block:
             case TextBlock():
                 self._add_text(block.text)
+            case ImageBlock():
+                self._require("user", path, "image")
+                self._parts.append(source_of(block, path))
             case ThinkingBlock():
                 self._require("assistant", path, "thinking")
                 self._add_thinking(block)
@@ -74,14 +83,14 @@ class Conversation:
                 "cache_control", f"at most {MAX_BREAKPOINTS} blocks may have it, got {self._breakpoints}"
             )
         self._marks.append(control)
-        if not self._texts and self._turn.is_empty:
+        if not self._parts and self._turn.is_empty:
             self._pin_marked()
 
     def end_message(self) -> None:
         """What has been added is a message now."""
-        if self._texts:
-            self.messages.append({"role": self._role, "content": joined(self._texts)})
-            self._texts = []
+        if self._parts:
+            self.messages.append({"role": self._role, "content": content_of(self._parts)})
+            self._parts = []
         if not self._turn.is_empty:
             self.messages.append(self._turn.message())
             self._turn = AssistantTurn()
@@ -93,7 +102,7 @@ class Conversation:
 
     def _add_text(self, text: str) -> None:
         if self._role != "assistant":
-            self._texts.append(text)
+            self._parts.append(text)
             return
         if self._turn.calls:
             self.end_message()
@@ -111,18 +120,41 @@ class Conversation:
                 f"{path}.tool_use_id", f"{block.tool_use_id[:100]!r} is of no tool_use before it; send that, too"
             )
         self.end_message()
-        content = block.content
-        text = content if isinstance(content, str) else joined([_text_of(part) for part in content or ()])
-        self.messages.append(tool_message(block.tool_use_id, name, f"Error: {text}" if block.is_error else text))
+        content = (
+            block.content if isinstance(block.content, list) else [TextBlock(type="text", text=block.content or "")]
+        )
+        parts = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+        self.messages.append(tool_message(block.tool_use_id, name, _as_error(parts) if block.is_error else parts))
 
     def _require(self, role: str, path: str, kind: str) -> None:
         if self._role != role:
             raise InvalidRequestError(path, f"{kind} blocks belong to messages of the {role}")
 
 
-def _text_of(block: TextOnly) -> str:
-    assert isinstance(block, TextBlock), "others are refused when they are read"
-    return block.text
+def _part(block: Shown, path: str) -> Part:
+    match block:
+        case TextBlock():
+            return block.text
+        case ImageBlock():
+            return source_of(block, path)
+        case _:  # refused when it was read
+            raise AssertionError(block)
+
+
+def _as_error(parts: Sequence[Part]) -> Sequence[Part]:
+    first = parts[0] if parts else ""
+    return [f"Error: {first}", *parts[1:]] if isinstance(first, str) else ["Error: ", *parts]
+
+
+def source_of(block: ImageBlock, path: str) -> MediaSource:
+    """Where an image is."""
+    match block.source:
+        case Base64Image(data=data):
+            return MediaSource(MediaKind.IMAGE, f"{path}.source.data", Base64(data))
+        case ImageAt(url=url):
+            return MediaSource(MediaKind.IMAGE, f"{path}.source.url", Url(url))
+        case _:  # refused when it was read
+            raise AssertionError(block)
 
 
 def conversation_of(body: CountTokensRequest) -> Conversation:

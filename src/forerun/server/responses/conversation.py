@@ -7,11 +7,14 @@ from typing import Any, Final
 
 from forerun.chat.messages import joined
 from forerun.errors import InvalidRequestError
+from forerun.media.picture import MediaKind
+from forerun.media.sources import MediaSource, Url
 from forerun.server.jobs import Message, Pin
-from forerun.server.turns import AssistantTurn, tool_message
+from forerun.server.turns import AssistantTurn, content_of, tool_message
 from forerun.server.wire.responses import (
     FunctionCallItem,
     FunctionOutputItem,
+    ImagePart,
     InputItem,
     MessageItem,
     Part,
@@ -42,10 +45,10 @@ class Conversation:
         """One more item. Raises InvalidRequestError for the output of a call that nobody made."""
         match item:
             case MessageItem(role="assistant"):
-                self._add_answer(texts(item.content))
+                self._add_answer(_texts(item, path))
             case MessageItem():
                 self.end_turn()
-                self._add_message(item.role, joined(texts(item.content)))
+                self._add_message(item, path)
             case FunctionCallItem():
                 self._turn.call(item.call_id, item.name, item.arguments)
                 self._names[item.call_id] = item.name
@@ -62,11 +65,15 @@ class Conversation:
             self.messages.append(self._turn.message())
             self._turn = AssistantTurn()
 
-    def _add_message(self, role: str, text: str) -> None:
+    def _add_message(self, item: MessageItem, path: str) -> None:
+        if item.role == "user":
+            self.messages.append({"role": item.role, "content": content_of(parts(item.content, f"{path}.content"))})
+            return
+        text = joined(_texts(item, path))
         # Templates know one system message, at the start: instructions and what follows them at once are one.
-        if len(self.messages) == 1 and role in _INSTRUCTING and self.messages[0]["role"] in _INSTRUCTING:
+        if len(self.messages) == 1 and self.messages[0]["role"] in _INSTRUCTING:
             text = f"{self.messages.pop()['content']}\n\n{text}"
-        self.messages.append({"role": role, "content": text})
+        self.messages.append({"role": item.role, "content": text})
 
     def _add_answer(self, said: Sequence[str]) -> None:
         if self._turn.calls:
@@ -84,7 +91,7 @@ class Conversation:
             raise InvalidRequestError(
                 f"{path}.call_id", f"{item.call_id[:100]!r} is of no function_call before it; send the call, too"
             )
-        self.messages.append(tool_message(item.call_id, name, joined(texts(item.output))))
+        self.messages.append(tool_message(item.call_id, name, parts(item.output, f"{path}.output")))
 
     def _add_pins(self, item: Any) -> None:
         content = getattr(item, "content", None) or getattr(item, "output", None)
@@ -96,19 +103,34 @@ class Conversation:
                 self.pins.append(Pin(count, SECONDS[mark.ttl or self._default_ttl]))
 
 
-def texts(content: str | Sequence[Part]) -> list[str]:
-    """What the parts of a message say."""
+def parts(content: str | Sequence[Part], path: str) -> list[str | MediaSource]:
+    """What the parts of a message say and show. Raises InvalidRequestError, naming the part."""
     if isinstance(content, str):
         return [content]
-    return [_text_of(part) for part in content]
+    return [_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
 
 
-def _text_of(part: Part) -> str:
+def _texts(item: MessageItem, path: str) -> list[str]:
+    """What a message says that shows nothing. Raises InvalidRequestError for an image."""
+    texts = []
+    for part in parts(item.content, f"{path}.content"):
+        if isinstance(part, MediaSource):
+            said = f"belongs to messages of the user and to outputs of functions, not to messages of {item.role!r}"
+            raise InvalidRequestError(part.field, said)
+        texts.append(part)
+    return texts
+
+
+def _part(part: Part, path: str) -> str | MediaSource:
     match part:
         case TextPart():
             return part.text
         case RefusalPart():
             return part.refusal
+        case ImagePart():
+            if part.image_url is None:
+                raise InvalidRequestError(f"{path}.image_url", "is required for the type input_image")
+            return MediaSource(MediaKind.IMAGE, f"{path}.image_url", Url(part.image_url))
         case _:  # refused when it was read
             raise AssertionError(part)
 

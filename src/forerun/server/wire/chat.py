@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag
 from forerun.server.wire.common import TextRequest, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
-_NO_MEDIA = "this server answers text; images, audio and files are not read yet"
+_NO_AUDIO = "this server reads text and images; audio is not read yet"
+_NO_FILES = "nothing is stored or converted here; send text or images"
 _OLD_FUNCTIONS = "deprecated by OpenAI; use tools and tool_choice"
 
 
@@ -18,18 +19,29 @@ class CacheBreakpoint(Wire):
     ttl: Literal["30m", "12h"] | None = None
 
 
+class ImageUrl(Wire):
+    url: str = Field(description="data:image/png;base64,..., or an address of a host that the server fetches from.")
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None,
+        no_effect("the model's projector decides how it is looked at"),
+    ] = None
+
+
+_PARTS = ("text", "refusal", "image_url")
+
+
 class ContentPart(Wire):
     """A piece of a message."""
 
-    type: Annotated[str, *only(lambda kind: kind in ("text", "refusal"), f"must be 'text': {_NO_MEDIA}")]
+    type: Annotated[str, *only(lambda kind: kind in _PARTS, f"must be text or image_url: {_NO_AUDIO}, and no files")]
     text: str | None = None
     refusal: str | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = Field(
         None, description="The conversation up to this message is pinned in host memory, for 30 minutes or its ttl."
     )
-    image_url: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
-    input_audio: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
-    file: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
+    image_url: ImageUrl | None = Field(None, description="In messages of the user and of tools.")
+    input_audio: refused(_NO_AUDIO) = None  # type: ignore[valid-type]
+    file: refused(_NO_FILES) = None  # type: ignore[valid-type]
 
 
 def _parts_or_text(value: Any) -> str:
@@ -67,7 +79,7 @@ class ChatMessage(Wire):
     )
     refusal: str | None = None
     annotations: Annotated[list[Any] | None, no_effect("part of answers; templates have no place for it")] = None
-    audio: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
+    audio: refused(_NO_AUDIO) = None  # type: ignore[valid-type]
     function_call: refused(_OLD_FUNCTIONS) = None  # type: ignore[valid-type]
 
 

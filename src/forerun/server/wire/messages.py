@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag
 from forerun.server.wire.common import SamplingFields, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
-_NO_MEDIA = "this server answers text; images and documents are not read yet"
+_NO_DOCUMENTS = "documents are not read here; send text or images"
+_NO_FILES = "nothing is stored here; send the image itself"
 _NO_HOSTED_TOOLS = "this server runs no tools itself, and knows none but those that are sent with a schema"
 _NO_PLACE = "chat templates have no place for it"
 _OPERATOR = "for the operator of a hosted service; nothing here looks at it"
@@ -54,20 +55,82 @@ class ToolUseBlock(Wire):
     toolset_name: refused("there are no toolsets here") = None  # type: ignore[valid-type]
 
 
+class Base64Image(Wire):
+    """The image itself."""
+
+    type: Literal["base64"]
+    media_type: Annotated[str, no_effect("what it is is told from its bytes: JPEG, PNG, GIF or WebP")]
+    data: str
+
+
+class ImageAt(Wire):
+    """Where the image is."""
+
+    type: Literal["url"]
+    url: str = Field(description="data:image/png;base64,..., or an address of a host that the server fetches from.")
+
+
+class OtherSource(Wire, extra="allow"):
+    type: Annotated[str, *only(lambda _: False, f"must be base64 or url: {_NO_FILES}")]
+
+
+def _source_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"base64": "Data", "url": "At"}.get(str(kind), "Other")
+
+
+ImageSource = Annotated[
+    Annotated[Base64Image, Tag("Data")] | Annotated[ImageAt, Tag("At")] | Annotated[OtherSource, Tag("Other")],
+    Discriminator(_source_tag),
+]
+
+
+class ImageTransformations(Wire):
+    oversized_image: Annotated[
+        Literal["downsize", "error"] | None,
+        *only(lambda what: what == "downsize", "must be 'downsize': the model's projector scales what it looks at"),
+    ] = None
+
+
+class ImageBlock(Wire):
+    """An image, in what a user says or a tool gave."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: CacheControl | None = None
+    transformations: ImageTransformations | None = None
+
+
 class OtherBlock(Wire, extra="allow"):
     type: Annotated[
-        str, *only(lambda _: False, f"must be text, thinking, tool_use or tool_result: {_NO_MEDIA}; {_NO_HOSTED_TOOLS}")
+        str,
+        *only(
+            lambda _: False,
+            f"must be text, image, thinking, tool_use or tool_result: {_NO_DOCUMENTS}; {_NO_HOSTED_TOOLS}",
+        ),
     ]
+
+
+_TAGS = {"text": "Text", "image": "Image", "thinking": "Thinking", "tool_use": "Call", "tool_result": "Result"}
 
 
 def _tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"text": "Text", "thinking": "Thinking", "tool_use": "Call", "tool_result": "Result"}.get(str(kind), "Other")
+    return _TAGS.get(str(kind), "Other")
 
 
 def _text_tag(value: Any) -> str:
     return "Text" if _tag(value) == "Text" else "Other"
 
+
+def _shown_tag(value: Any) -> str:
+    return tag if (tag := _tag(value)) in ("Text", "Image") else "Other"
+
+
+Shown = Annotated[
+    Annotated[TextBlock, Tag("Text")] | Annotated[ImageBlock, Tag("Image")] | Annotated[OtherBlock, Tag("Other")],
+    Discriminator(_shown_tag),
+]
 
 TextOnly = Annotated[
     Annotated[TextBlock, Tag("Text")] | Annotated[OtherBlock, Tag("Other")],
@@ -80,7 +143,7 @@ class ToolResultBlock(Wire):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextOnly] | None = None
+    content: str | list[Shown] | None = None
     is_error: bool | None = Field(None, description='true: the model reads "Error: " before the content.')
     cache_control: CacheControl | None = None
     toolset_name: refused("there are no toolsets here") = None  # type: ignore[valid-type]
@@ -88,6 +151,7 @@ class ToolResultBlock(Wire):
 
 Block = Annotated[
     Annotated[TextBlock, Tag("Text")]
+    | Annotated[ImageBlock, Tag("Image")]
     | Annotated[ThinkingBlock, Tag("Thinking")]
     | Annotated[ToolUseBlock, Tag("Call")]
     | Annotated[ToolResultBlock, Tag("Result")]

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from forerun.server.wire.common import SamplingFields, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
-_NO_MEDIA = "this server answers text; images and files are not read yet"
+_NO_FILES = "nothing is stored or converted here; send text or images"
 _STATELESS = "nothing is stored here; send the conversation itself as input"
 _NO_HOSTED_TOOLS = "this server runs no tools itself; only functions can be called"
 _OF_ANSWERS = "part of answers; nothing is looked up by it"
@@ -43,17 +43,46 @@ class RefusalPart(Wire):
     refusal: str
 
 
+class ImagePart(Wire):
+    """An image, in what a user says or a function gave."""
+
+    type: Literal["input_image"]
+    image_url: str | None = Field(
+        None, description="data:image/png;base64,..., or an address of a host that the server fetches from. Required."
+    )
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None,
+        no_effect("the model's projector decides how it is looked at"),
+    ] = None
+    file_id: refused(_NO_FILES) = None  # type: ignore[valid-type]
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
 class OtherPart(Wire, extra="allow"):
-    type: Annotated[str, *only(lambda _: False, f"must be input_text, output_text or refusal: {_NO_MEDIA}")]
+    type: Annotated[
+        str, *only(lambda _: False, f"must be input_text, input_image, output_text or refusal: {_NO_FILES}")
+    ]
+
+
+_PART_TAGS = {
+    "input_text": "Text",
+    "output_text": "Text",
+    "text": "Text",
+    "refusal": "Refusal",
+    "input_image": "Image",
+}
 
 
 def _part_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"input_text": "Text", "output_text": "Text", "text": "Text", "refusal": "Refusal"}.get(str(kind), "Other")
+    return _PART_TAGS.get(str(kind), "Other")
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("Text")] | Annotated[RefusalPart, Tag("Refusal")] | Annotated[OtherPart, Tag("Other")],
+    Annotated[TextPart, Tag("Text")]
+    | Annotated[RefusalPart, Tag("Refusal")]
+    | Annotated[ImagePart, Tag("Image")]
+    | Annotated[OtherPart, Tag("Other")],
     Discriminator(_part_tag),
 ]
 
@@ -311,7 +340,7 @@ class ResponsesRequest(SamplingFields):
     prompt: refused("there are no stored prompts here; send instructions and input") = None  # type: ignore[valid-type]
     context_management: refused("conversations are not compacted here") = None  # type: ignore[valid-type]
     moderation: refused("there is no moderation model here") = None  # type: ignore[valid-type]
-    image: refused(_NO_MEDIA) = None  # type: ignore[valid-type]
+    image: refused("this server draws no images") = None  # type: ignore[valid-type]
     access_programs: refused("there are none here") = None  # type: ignore[valid-type]
 
     stop: str | list[str] | None = Field(None, description="Extension: the answer ends before the first of these.")

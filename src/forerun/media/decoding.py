@@ -1,0 +1,154 @@
+"""Pictures decoded where it can do no harm: in time, and in processes that may run out of memory.
+
+decode ──► a child reads the dimensions, and the pixels where they are not too many ──► Picture
+            │ dies, or overruns: the picture is refused, and the next one gets another child
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from queue import Empty, LifoQueue
+from typing import Final
+
+from forerun.errors import InvalidRequestError, OverloadedError
+from forerun.media.limits import MediaLimits
+from forerun.media.picture import Picture
+
+PROCESSES: Final = 2
+_PATIENCE: Final = 10.0
+"""Seconds that a picture waits for a child to be free."""
+_LENGTH_BYTES: Final = 8
+_CHANNELS: Final = 3
+
+
+class PictureDecoder:
+    """Any thread. Owns up to `processes` children, each started when it is first needed; `close` ends them."""
+
+    def __init__(self, limits: MediaLimits, *, processes: int = PROCESSES) -> None:
+        self._limits = limits
+        self._free: LifoQueue[_Child | None] = LifoQueue()
+        """Those that wait for a picture, and a None for each that may be started."""
+        self._alive: set[_Child] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        for _ in range(processes):
+            self._free.put(None)
+
+    def decode(self, data: bytes, field: str) -> Picture:
+        """Waits until it is decoded. Raises InvalidRequestError naming `field`, OverloadedError."""
+        if not data:
+            raise InvalidRequestError(field, "is empty: it has no bytes")
+        try:
+            child = self._free.get(timeout=_PATIENCE)
+        except Empty:
+            raise OverloadedError("no process is free to decode the picture; try again later", _PATIENCE) from None
+        try:
+            if child is None:
+                child = self._started()
+            return self._decoded(child, data, field)
+        finally:
+            self._give_back(child)
+
+    def close(self) -> None:
+        """End the children. Pictures that are being decoded are refused."""
+        with self._lock:
+            self._is_closed = True
+            alive = list(self._alive)
+        for child in alive:
+            child.end()
+
+    def _decoded(self, child: _Child, data: bytes, field: str) -> Picture:
+        seconds = self._limits.decode_seconds
+        try:
+            answer = child.ask(data, seconds)
+        except TimeoutError:
+            raise InvalidRequestError(field, f"takes longer than {seconds:g} s to decode; send it smaller") from None
+        except EOFError:
+            raise InvalidRequestError(
+                field, "exhausts the decoder, which died of it; send it in another form"
+            ) from None
+        if isinstance(answer, str):
+            raise InvalidRequestError(field, answer)
+        return answer
+
+    def _started(self) -> _Child:
+        child = _Child(self._limits)
+        with self._lock:
+            self._alive.add(child)
+            is_closed = self._is_closed
+        if is_closed:
+            child.end()
+        return child
+
+    def _give_back(self, child: _Child | None) -> None:
+        if child is not None and not child.is_alive:
+            with self._lock:
+                self._alive.discard(child)
+            child = None
+        self._free.put(child)
+
+    def __repr__(self) -> str:
+        return f"PictureDecoder({len(self._alive)} processes)"
+
+
+class _Child:
+    """One decoding process. Used by one thread at a time; `end` by any."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        arguments = [str(limits.max_image_pixels), str(limits.max_aspect)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "forerun.media.decoding_child", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._has_overrun = False
+
+    def ask(self, data: bytes, seconds: float) -> Picture | str:
+        """The picture, or what is wrong with it. Raises TimeoutError or EOFError, and the process has ended then."""
+        alarm = threading.Timer(seconds, self._overrun)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            return self._asked(data)
+        except (OSError, EOFError, ValueError):
+            self.end()
+            raise (TimeoutError if self._has_overrun else EOFError) from None
+        finally:
+            alarm.cancel()
+
+    def _asked(self, data: bytes) -> Picture | str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError
+        answer = json.loads(line)
+        if isinstance(answer, str):
+            return answer
+        width, height = answer
+        return Picture.of(width, height, self._process.stdout.read(width * height * _CHANNELS))
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Kill it; safe to call again."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not written yet cannot be
+                    pipe.close()
+
+    def _overrun(self) -> None:
+        self._has_overrun = True
+        self._process.kill()
