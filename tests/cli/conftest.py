@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from forerun.cli import app
-from forerun.engine.parts import EngineParts
+from forerun.engine.parts import ChatRenderer, EngineParts, MediaReader
 from forerun.engine_config import EngineConfig
 from forerun.testing import FakeRunner
 from tests.engine.support import TurnTemplate, fake_parts
@@ -22,18 +23,21 @@ class FakeBuild:
 
     def __init__(self) -> None:
         self.runner: FakeRunner | None = None
+        self.media: MediaReader | None = None
+        self.template: ChatRenderer = TurnTemplate()
         self.configs: list[EngineConfig] = []
 
     def __call__(self, config: EngineConfig, progress: object = None) -> EngineParts:
         del progress
         self.configs.append(config)
-        return fake_parts(
+        parts = fake_parts(
             self.runner,
             n_ctx=config.n_ctx or 256,
-            template=TurnTemplate(),
+            template=self.template,
             speculation=config.draft_tokens,
             synthetic_acceptance=config.synthetic_acceptance,
         )
+        return replace(parts, media=self.media)
 
 
 @pytest.fixture(autouse=True)

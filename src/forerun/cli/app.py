@@ -150,6 +150,10 @@ def run(
     sampling: SamplingOptions,
     *,
     system: System = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="An image shown before each prompt; may be repeated."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", metavar=_FLAG, help="Prompts as they are, without the model's chat template.")
     ] = False,
@@ -170,7 +174,9 @@ def run(
     """
     from forerun.cli.run import RunOptions, run_prompts
 
-    options = RunOptions(system=system, raw=raw, json=json, explains=explain_tokens, verbose=verbose)
+    options = RunOptions(
+        system=system, images=image or (), raw=raw, json=json, explains=explain_tokens, verbose=verbose
+    )
     run_prompts(model, sampling, prompts, options)
 
 

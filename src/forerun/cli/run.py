@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -20,13 +21,19 @@ from forerun.cli.terminal import Terminal
 from forerun.compose import Engine
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import SamplingParams, Usage
+from forerun.engine.intake import READS_TEXT_ALONE
 from forerun.engine.output import Output
 from forerun.errors import InvalidRequestError
+from forerun.media.parts import media_part
+from forerun.media.picture import Picture
+from forerun.media.reading import read_picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     system: str | None
+    images: Sequence[Path] = ()
+    """Shown before each prompt."""
     raw: bool
     json: bool
     explains: bool
@@ -38,20 +45,26 @@ def run_prompts(model: ModelOptions, sampling: SamplingOptions, prompts: Sequenc
     """Answer the prompts as one batch; exits with 1 where some of several failed."""
     if options.raw and options.system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
+    if options.raw and options.images:
+        raise typer.BadParameter("--image needs the chat template that --raw leaves out")
     params, config = sampling.params(), model.config()
     texts = read_prompts(prompts)
+    pictures = [read_picture(file) for file in options.images]
     terminal = Terminal(verbose=options.verbose)
     with terminal.load(config) as engine:
         if options.system is not None and not engine.has_chat_template:
             name = engine.model_name
             raise InvalidRequestError("system", f"{name} has no chat template to put a system message into")
+        if pictures and not engine.media_kinds:
+            raise InvalidRequestError("image", READS_TEXT_ALONE)
         if config.synthetic_acceptance is not None:
             terminal.warn_synthetic()
         started = time.monotonic()
+        asked = [_prompt(engine, text, options, pictures) for text in texts]
         if len(texts) == 1 and not options.json:
-            outputs = _stream(engine, texts[0], params, options, terminal)
+            outputs = _stream(engine, asked[0], params, options, terminal)
         else:
-            outputs = _batch(engine, texts, params, options, terminal)
+            outputs = _batch(engine, asked, params, options, terminal)
         usages = [output.usage for output in outputs if output.usage is not None]
         if usages:
             terminal.note(figures(usages, time.monotonic() - started))
@@ -73,16 +86,20 @@ def _standard_input() -> str:
         raise InvalidRequestError("prompt", f"standard input is not UTF-8 at byte {error.start}") from None
 
 
-def _prompt(engine: Engine, text: str, options: RunOptions) -> PromptLayout | str:
+def _prompt(engine: Engine, text: str, options: RunOptions, pictures: Sequence[Picture]) -> PromptLayout | str:
     """What the engine is given for a prompt; one that is empty goes as it is, to be refused like any bad prompt."""
-    if options.system is None or not text:
+    if (options.system is None and not pictures) or not text:
         return text
-    return engine.chat_prompt([{"role": "system", "content": options.system}, {"role": "user", "content": text}])
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    shown = [media_part(picture.kind, picture) for picture in pictures]
+    content = [*shown, {"type": "text", "text": text}] if shown else text
+    return engine.chat_prompt([*system, {"role": "user", "content": content}])
 
 
-def _stream(engine: Engine, text: str, params: SamplingParams, options: RunOptions, terminal: Terminal) -> list[Output]:
+def _stream(
+    engine: Engine, prompt: PromptLayout | str, params: SamplingParams, options: RunOptions, terminal: Terminal
+) -> list[Output]:
     """Print one answer as it is generated; returns its last piece."""
-    prompt = _prompt(engine, text, options)
     layout = engine.prompt(prompt, raw=options.raw) if isinstance(prompt, str) else prompt
     last: list[Output] = []
     explained = Explained(terminal.output, engine.tokenizer.bytes_of) if options.explains else None
@@ -97,18 +114,21 @@ def _stream(engine: Engine, text: str, params: SamplingParams, options: RunOptio
 
 
 def _batch(
-    engine: Engine, texts: Sequence[str], params: SamplingParams, options: RunOptions, terminal: Terminal
+    engine: Engine,
+    prompts: Sequence[PromptLayout | str],
+    params: SamplingParams,
+    options: RunOptions,
+    terminal: Terminal,
 ) -> list[Output]:
     """Print answers in order, each as soon as those before it are there; returns them."""
     answers: list[Output] = []
-    prompts = [_prompt(engine, text, options) for text in texts]
     with engine.generate(prompts, params, raw=options.raw) as outputs:
-        for output in terminal.watched(in_order(outputs), f"answering {len(texts)} prompts"):
+        for output in terminal.watched(in_order(outputs), f"answering {len(prompts)} prompts"):
             answers.append(output)
             if options.json:
                 _print_json(output)
                 continue
-            terminal.note(f"[prompt {output.index + 1} of {len(texts)}]")
+            terminal.note(f"[prompt {output.index + 1} of {len(prompts)}]")
             if output.error is not None:
                 report(output.error)
             elif options.explains:
