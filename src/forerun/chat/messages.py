@@ -103,9 +103,7 @@ def _text_of(field: str, message: Message, marks: Iterator[str]) -> str:
 
 def _mark(field: str, role: str, marks: Iterator[str]) -> str:
     if role not in MEDIA_ROLES:
-        raise InvalidRequestError(
-            field, f"images and sounds belong to messages of the user or of tools, not of {role!r}"
-        )
+        raise InvalidRequestError(field, f"images belong to messages of the user or of tools, not of {role!r}")
     return next(marks)
 
 

@@ -23,7 +23,7 @@ _MAX_REDIRECTS: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _AT_ONCE: Final = 8
 _WAITING: Final = 256
-_HEADERS: Final = ((b"user-agent", b"forerun"), (b"accept", b"image/*, audio/*"), (b"accept-encoding", b"identity"))
+_HEADERS: Final = ((b"user-agent", b"forerun"), (b"accept", b"image/*"), (b"accept-encoding", b"identity"))
 
 
 class MediaFetcher:

@@ -53,10 +53,11 @@ class MediaLoader:
         """What can be said of sources before any is read. Raises InvalidRequestError, naming the first wrong one."""
         for source in sources:
             if source.kind not in kinds:
-                raise InvalidRequestError(source.field, _not_read(source.kind, kinds))
+                said = f"is an {source.kind}, and this model reads text alone: load one with its projector (--mmproj)"
+                raise InvalidRequestError(source.field, said)
         most = self._limits.max_items
         if len(sources) > most:
-            said = f"is one of {len(sources)} images and sounds, a request may have {most}"
+            said = f"is one of {len(sources)} images, a request may have {most}"
             raise InvalidRequestError(sources[most].field, said)
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
@@ -147,12 +148,3 @@ def _folder(root: Path) -> MediaFolder:
         return MediaFolder(root)
     except OSError as error:
         raise InvalidConfigError("media_root", f"cannot be used: {error}") from None
-
-
-def _not_read(kind: MediaKind, kinds: frozenset[MediaKind]) -> str:
-    if not kinds:
-        return f"is {_A[kind]}, and this model reads text alone: load one with its projector (--mmproj)"
-    return f"is {_A[kind]}, and this model's projector reads {', '.join(sorted(kinds))} alone"
-
-
-_A: Final = {MediaKind.IMAGE: "an image", MediaKind.AUDIO: "a sound"}

@@ -15,7 +15,6 @@ class MediaKind(StrEnum):
     """What a projector may be able to read."""
 
     IMAGE = "image"
-    AUDIO = "audio"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -116,5 +116,5 @@ async def props(request: Request) -> dict[str, Any]:
         "timeout": settings.timeout,
         "has_chat_template": isinstance(loaded, Serving) and loaded.engine.has_chat_template,
         "embeds": isinstance(loaded, EmbeddingServing),
-        "modalities": {"vision": MediaKind.IMAGE in kinds, "audio": MediaKind.AUDIO in kinds},
+        "modalities": {"vision": MediaKind.IMAGE in kinds, "audio": False},
     }
