@@ -78,6 +78,11 @@ class EngineProcess:
         self.curves: Curves | None = self._connection.recv()
         """There where the engine drafts automatically."""
 
+    @property
+    def pid(self) -> int:
+        """The child's number; 0 once it has ended."""
+        return self._process.pid or 0
+
     def answer(self, prompt: str | Tokens, params: SamplingParams) -> Answer:
         """One prompt alone."""
         return self.answers([prompt], params).answers[0]

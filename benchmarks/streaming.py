@@ -101,6 +101,7 @@ def open_engine(config: EngineConfig, progress: LoadProgress) -> AsyncioEngine:
             chat_template=served_template(),
             model_name=FAKE,
             n_ctx=65_536,
+            max_num_seqs=64,
         )
     )
 

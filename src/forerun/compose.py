@@ -27,15 +27,17 @@ from forerun.engine.engine import BlockingEngine
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.recorded import RecordedScheduler
 from forerun.engine.recording import Journal
-from forerun.engine_config import DEFAULT_MAX_N_CTX, MAX_AUTO_DRAFT_TOKENS, EngineConfig
+from forerun.engine_config import MAX_AUTO_DRAFT_TOKENS, EngineConfig
 from forerun.errors import ForerunError, ModelError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.models.gguf_header import GgufHeader
+    from forerun.models.machine_memory import FreeMemory
     from forerun.models.model_identity import ModelIdentity
-    from forerun.models.preflight import Candidate, Limits, Preflight
+    from forerun.models.preflight import Candidate, Preflight
     from forerun.models.prospects import Check
+    from forerun.models.wanted import Limits
     from forerun.native.adapters import AppliedAdapters, LoraAdapter
     from forerun.native.context import ContextParams, LlamaContext
     from forerun.native.drafter import LlamaDrafter
@@ -44,6 +46,8 @@ if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
 
 logger = logging.getLogger(__name__)
 
+SUFFIX_BYTES = 36
+"""What a token of past outputs takes (core/suffix.py)."""
 _BUSY = 0.7
 """Cores that other programs may use before measured costs are told to be theirs too."""
 
@@ -105,7 +109,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
     factory = None if config.drafter is None else find_factory(config.drafter)
     template = given_template(config)
     found = preflight(config)
-    found.require_usable()
+    config = settled(config, found)
     limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
     with ExitStack() as loaded:
         model = _load(paths[0], config, loaded, progress, with_mtp=with_mtp)
@@ -187,6 +191,17 @@ def preflight(config: EngineConfig) -> Preflight:
     return inspect(_Wanted(as_listed(config)))
 
 
+def settled(config: EngineConfig, found: Preflight) -> EngineConfig:
+    """The same with what was chosen where it said nothing, so that another process, or the next one, gets the same.
+
+    Raises ModelError for a pair that cannot be used.
+    """
+    found.require_usable()
+    limits = found.usable_limits
+    cache_ram = limits.cache_ram if config.moves_prefixes else config.cache_ram
+    return replace(config, n_ctx=limits.n_ctx, max_num_seqs=limits.max_num_seqs, cache_ram=cache_ram)
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """Implements models.preflight.Wanted: what a configuration comes out as for the files it names."""
@@ -208,18 +223,44 @@ class _Wanted:
     def drafts_with_mtp(self, target: GgufHeader) -> bool:
         return _drafts_with_mtp(self.config, target)
 
-    def limits(self, n_ctx_train: int, draft_n_ctx_train: int | None) -> Limits:
-        from forerun.models.preflight import Limits
+    @property
+    def n_ctx(self) -> int | None:
+        return self.config.n_ctx
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.config.max_num_seqs
+
+    @property
+    def running(self) -> int:
+        return self.config.running
+
+    @property
+    def beside(self) -> Mapping[str, int]:
+        return {"past outputs": SUFFIX_BYTES * self.config.suffix_tokens if self.config.draft_tokens else 0}
+
+    def chosen(self, n_ctx: int, max_num_seqs: int) -> _Wanted:
+        config = self.config
+        return _Wanted(replace(config, n_ctx=config.n_ctx or n_ctx, max_num_seqs=config.max_num_seqs or max_num_seqs))
+
+    def cache_ram(self, free: FreeMemory | None, needed: int) -> int:
+        from forerun.models.machine_memory import default_cache_ram
+
+        if not self.config.moves_prefixes:
+            return self.config.cache_ram or 0
+        return default_cache_ram(free, needed) if self.config.cache_ram is None else self.config.cache_ram
+
+    def limits(self, n_ctx: int, draft_n_ctx_train: int | None) -> Limits:
+        from forerun.models.wanted import Limits
 
         config = self.config
-        n_ctx = config.n_ctx or min(n_ctx_train, DEFAULT_MAX_N_CTX)
         is_drafting = draft_n_ctx_train is not None and config.draft_tokens > 0
         draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft_n_ctx_train or n_ctx)
         return Limits(
             n_ctx=n_ctx,
             draft_n_ctx=draft_n_ctx if is_drafting else 0,
             n_seq_max=config.sequence_ids(has_state=False),
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.running,
             max_num_batched_tokens=config.max_num_batched_tokens,
             draft_tokens=config.draft_tokens,
         )
@@ -244,7 +285,9 @@ def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None
     Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable. Raises
     InvalidConfigError for a chat template that cannot be used.
     """
-    from forerun.models.preflight import Finding, Verdict
+    from forerun.models.findings import Finding, Verdict
+    from forerun.models.memory_findings import judge_fit
+    from forerun.models.preflight import measured_fit
     from forerun.models.prospects import Check, judge_speed
 
     given_template(config)
@@ -252,6 +295,10 @@ def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None
     found = preflight(config)
     if not found.is_usable:
         return Check(found)
+    fit = measured_fit(found, _Wanted(config))
+    if fit is not None:
+        found.findings += judge_fit(fit, found.usable_limits.n_ctx, is_asked=config.n_ctx is not None)
+    config = settled(config, found)
     curves = [None if config.recalibrate else _known_curve(one, config) for one in found.candidates]
     if measures and None in curves:
         if (load := machine_load()) > _BUSY:
@@ -259,14 +306,14 @@ def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None
             found.findings.append(Finding(Verdict.WARNING, "speed", f"{busy} (--measure)"))
         pairs = zip(found.candidates, curves, strict=True)
         curves = [_measured_or_told(one, config, found, progress) if curve is None else curve for one, curve in pairs]
-    return judge_speed(found, curves, config.draft_tokens or MAX_AUTO_DRAFT_TOKENS)
+    return judge_speed(found, curves, config.draft_tokens or MAX_AUTO_DRAFT_TOKENS, fit)
 
 
 def _measured_or_told(
     candidate: Candidate, config: EngineConfig, found: Preflight, progress: LoadProgress | None
 ) -> CostCurve | None:
     """A model's costs here; None where they could not be measured, which is then a finding."""
-    from forerun.models.preflight import Finding, Verdict
+    from forerun.models.findings import Finding, Verdict
 
     try:
         return _measured(candidate, config, progress)
@@ -366,6 +413,7 @@ def _context_params(
         # Several micro-batches could take cells of a window that taking back rejected drafts needs.
         n_ubatch=n_batch if memory.window else min(config.n_ubatch, n_batch),
         n_seq_max=n_seq_max,
+        max_logit_rows=max(config.logit_rows, n_seq_max),
         n_threads=threads,
         n_threads_batch=threads,
         is_mtp=is_mtp,
@@ -376,7 +424,7 @@ def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> lis
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
     config = as_listed(config)
     found = preflight(config)
-    found.require_usable()
+    config = settled(config, found)
     return [(candidate.header.path, _measured(candidate, config, progress)) for candidate in found.candidates]
 
 
@@ -384,8 +432,8 @@ def _measured(candidate: Candidate, config: EngineConfig, progress: LoadProgress
     """Load a model for as long as its cost curve, or its head's, takes."""
     with ExitStack() as loaded:
         model = _load(candidate.header.path, config, loaded, progress, with_mtp=candidate.is_mtp)
-        n_ctx = config.n_ctx or min(model.n_ctx_train, DEFAULT_MAX_N_CTX)
-        return cost_curve(_context(model, config, n_ctx, loaded, is_mtp=candidate.is_mtp), config, progress)
+        context = _context(model, config, config.n_ctx or model.n_ctx_train, loaded, is_mtp=candidate.is_mtp)
+        return cost_curve(context, config, progress)
 
 
 def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None:
@@ -416,8 +464,9 @@ def _scheduler_config(
         **(tiers.limits() if tiers else {}),
         n_ctx=limits.n_ctx,
         n_seq_max=limits.n_seq_max,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logit_rows=config.logit_rows,
         max_queue=config.max_queue,
         target_itl_ms=config.latency_ms,
         speculation=config.draft_tokens,

@@ -11,7 +11,7 @@ from forerun.engine.cores import physical_cores
 from forerun.engine.embedding import Embedder, EmbeddingEngine, EmbeddingParts
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote_embedder import EMBEDDING_CHILD, RemoteEmbedder
-from forerun.engine_config import DEFAULT_MAX_N_CTX, EngineConfig
+from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
 
 if TYPE_CHECKING:  # forerun.models and forerun.native are loaded where a model is
@@ -23,6 +23,8 @@ _MAX_INPUTS: Final = 64
 """Of a batch."""
 _SMALLEST_BATCH: Final = 512
 """Tokens of a batch that models with short inputs get, so that several are computed at once."""
+_LARGEST_BATCH: Final = 8192
+"""The same for models with long ones, unless n_ctx says."""
 _NOT_FOR_EMBEDDINGS: Final = ("draft", "drafter", "mtp", "cache_dir", "synthetic_acceptance", "chat_template", "record")
 
 
@@ -78,7 +80,7 @@ def embedder_from(options: Mapping[str, Any], progress: LoadProgress) -> Embedde
     config = EngineConfig(**options)
     path = _found(config)
     model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=lambda share: progress(path.name, share))
-    n_ctx = config.n_ctx or max(_SMALLEST_BATCH, min(model.n_ctx_train, DEFAULT_MAX_N_CTX))
+    n_ctx = config.n_ctx or max(_SMALLEST_BATCH, min(model.n_ctx_train, _LARGEST_BATCH))
     threads = config.n_threads or physical_cores()
     return LlamaEmbedder(model, n_ctx=n_ctx, max_inputs=_MAX_INPUTS, n_threads=threads)
 

@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import fields
 from typing import Any, Final, Protocol
 
-from forerun.compose import LoadProgress, build, chat_template, given_template, preflight
+from forerun.compose import LoadProgress, build, chat_template, given_template, preflight, settled
 from forerun.engine.front_end import FrontEndParts
 from forerun.engine.health import EngineHealth
 from forerun.engine.parts import EngineParts
@@ -39,10 +39,10 @@ def in_own_process(
     """
     from forerun.native.model import LlamaModel
 
-    options = plain_options(config)
+    plain_options(config)  # refused before anything is looked at
     given = given_template(config)
     found = preflight(config)
-    found.require_usable()
+    options = plain_options(settled(config, found))
     model = LlamaModel.load(found.paths[0], vocab_only=True)
     tokenizer = Tokenizer(model.vocabulary)
     template = chat_template(model, given)
@@ -59,6 +59,7 @@ def in_own_process(
         chat_template=template,
         model_name=found.paths[0].name,
         n_ctx=found.usable_limits.n_ctx,
+        max_num_seqs=found.usable_limits.max_num_seqs,
     )
 
 

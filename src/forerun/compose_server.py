@@ -127,7 +127,7 @@ async def _load(
         engine,
         backend.settings,
         model_id,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=engine.max_num_seqs,
         limits=limits_of(config, engine.tokenizer.size),
         chat_format=chat_format,
         grammars=checker,

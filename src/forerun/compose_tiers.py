@@ -53,11 +53,10 @@ def open_tiers(
     """
     from forerun.cache.host import host_bytes
     from forerun.cache.opening import open_store
-    from forerun.models.machine_memory import default_cache_ram, free_memory
     from forerun.native.segment_sizes import measured_sizes
     from forerun.native.segments import Segments
 
-    ram = default_cache_ram(free_memory()) if config.cache_ram is None else config.cache_ram
+    ram = config.cache_ram
     if not ram or not config.moves_prefixes:
         return None
     sizes = measured_sizes(context, drafter)

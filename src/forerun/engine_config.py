@@ -14,11 +14,13 @@ from forerun.core.step import Drafter
 from forerun.errors import InvalidConfigError
 from forerun.plugins import DrafterFactory
 
-DEFAULT_MAX_N_CTX = 8192
-"""Without n_ctx a model gets its training context, but no more than this: KV memory is allocated at once."""
 MAX_AUTO_DRAFT_TOKENS = 32
 """Drafted tokens a step and sequence at most, however well they are accepted."""
+DEFAULT_MAX_NUM_SEQS = 16
 DEFAULT_N_SEQ_MAX = 128
+LOGIT_ROWS = 128
+"""Rows of a step that can have logits without a fixed draft length: as many as costs are measured for. Each takes the
+vocabulary's width in memory, twice."""
 _IDLE_STATES = 16
 """Cached prefixes that recurrent and hybrid models have ids for."""
 MAX_SEQUENCE_IDS = 256
@@ -42,7 +44,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "cache_ram": (0, 2**50),
     "cache_disk": (1, 2**60),
 }
-_OPTIONAL = {"n_ctx", "draft_n_ctx", "n_seq_max", "n_threads", "speculation", "cache_ram"}
+_OPTIONAL = {"n_ctx", "draft_n_ctx", "max_num_seqs", "n_seq_max", "n_threads", "speculation", "cache_ram"}
 MAX_TARGET_ITL_MS = 60_000.0
 DEFAULT_CACHE_DISK = 16 * 2**30
 
@@ -58,7 +60,8 @@ class EngineConfig:
     draft: str | None = None
     """A draft model with the same vocabulary, named the same way."""
     n_ctx: int | None = None
-    """KV cells, all sequences together. None: the model's training context, at most DEFAULT_MAX_N_CTX."""
+    """KV cells, all sequences together. None: the model's training context, at most 32,768, halved until it fits
+    (models/preflight.py)."""
     mtp: bool | None = None
     """Let the model's own MTP (NextN) head draft. True: or refuse to load, saying why. None: where it has a head that
     can, speculation is on and there is no `draft`.
@@ -69,8 +72,9 @@ class EngineConfig:
     """Rows of one step at most (llama.cpp's n_batch)."""
     n_ubatch: int = 512
     """Rows computed at a time inside a step."""
-    max_num_seqs: int = 16
-    """Requests that run at the same time."""
+    max_num_seqs: int | None = None
+    """Requests that run at the same time. None: 16, or as many as there is memory for where each takes a state of its
+    own."""
     n_seq_max: int | None = None
     """Sequence ids: running requests and cached prefixes together. None: DEFAULT_N_SEQ_MAX, or a few more than
     max_num_seqs for recurrent and hybrid models, which hold a whole state for each id.
@@ -93,7 +97,7 @@ class EngineConfig:
     """Tokens of past outputs that are kept to draft from, 36 bytes each; 0 none."""
     cache_ram: int | None = None
     """Bytes of host memory for prefixes that leave the pool; 0 none. None: a quarter of what is free beside the models,
-    at most 8 GiB.
+    at least 16 MiB and at most 8 GiB.
     """
     cache_dir: str | None = None
     """A directory (a Path too) that keeps prefixes over restarts, made where it is not there; it must be yours alone.
@@ -149,9 +153,9 @@ class EngineConfig:
             _refuse("record_text", "there is no recording to write text to: give record a file")
         if self.verification not in list(Verification):
             _refuse("verification", f"must be one of {', '.join(Verification)}, got {self.verification!r}")
-        if self.n_seq_max is not None and self.max_num_seqs > self.n_seq_max:
+        if self.n_seq_max is not None and self.running > self.n_seq_max:
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but there are only n_seq_max = {self.n_seq_max} ids")
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.running > self.max_num_batched_tokens:
             rows = f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
             _refuse("max_num_seqs", f"is {self.max_num_seqs}, but a step holds only {rows}")
 
@@ -173,14 +177,22 @@ class EngineConfig:
         if os.name != "posix":
             _refuse("cache_dir", "this system cannot keep files to one user: leave it out, cache_ram works here too")
 
+    @property
+    def running(self) -> int:
+        """Requests that run at the same time: as many as somebody says, else DEFAULT_MAX_NUM_SEQS within what else is
+        said."""
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        return min(DEFAULT_MAX_NUM_SEQS, self.n_seq_max or DEFAULT_MAX_NUM_SEQS, self.max_num_batched_tokens)
+
     def sequence_ids(self, *, has_state: bool) -> int:
         """Ids of requests and cached prefixes: cheap where memory is cells, a whole state each where it is one."""
         if self.n_seq_max is not None:
             return self.n_seq_max
         if not has_state:
-            return max(DEFAULT_N_SEQ_MAX, self.max_num_seqs)
-        room = MAX_SEQUENCE_IDS - self.max_num_seqs - self.scratch_ids
-        return min(self.max_num_seqs + _IDLE_STATES, max(room, self.max_num_seqs))
+            return max(DEFAULT_N_SEQ_MAX, self.running)
+        room = MAX_SEQUENCE_IDS - self.running - self.scratch_ids
+        return min(self.running + _IDLE_STATES, max(room, self.running))
 
     def native_ids(self, *, has_state: bool) -> int:
         """Ids that a context needs: those of `sequence_ids`, then with a state one for each request whose drafts may
@@ -193,7 +205,7 @@ class EngineConfig:
         if ids + spare > MAX_SEQUENCE_IDS:
             _refuse(
                 "n_seq_max",
-                f"is {ids}; with speculation, a recurrent or hybrid model needs max_num_seqs = {self.max_num_seqs} ids "
+                f"is {ids}; with speculation, a recurrent or hybrid model needs max_num_seqs = {self.running} ids "
                 f"beside it to take rejected drafts back, and there are {MAX_SEQUENCE_IDS} in all",
             )
         if ids + spare + scratch > MAX_SEQUENCE_IDS:
@@ -207,7 +219,13 @@ class EngineConfig:
 
     def rollback_ids(self, *, has_state: bool) -> int:
         """Ids for copies of sequences whose drafts may have to be taken back."""
-        return self.max_num_seqs if has_state and self.draft_tokens else 0
+        return self.running if has_state and self.draft_tokens else 0
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of one step whose logits are wanted, at most: those that may be sampled from, and drafted tokens."""
+        drafted = 1 if self.drafts_by_gain else self.draft_tokens
+        return min(self.max_num_batched_tokens, max(LOGIT_ROWS, self.running * (1 + drafted)))
 
     @property
     def moves_prefixes(self) -> bool:

@@ -13,8 +13,9 @@ from forerun.cli.check import finding_line
 from forerun.core.costs import CostCurve
 from forerun.engine_config import EngineConfig
 from forerun.errors import ModelLoadError
+from forerun.models.findings import Finding, Verdict
 from forerun.models.machine_memory import FreeMemory
-from forerun.models.preflight import Finding, Preflight, Verdict
+from forerun.models.preflight import Preflight
 from forerun.models.prospects import Check
 from tests.cli.conftest import Forerun
 from tests.conftest import MakeTinyModel
@@ -166,6 +167,10 @@ def test_a_draft_as_dear_as_its_target_is_told_to_be_slower_with_measured_number
     assert report["limits"]["n_ctx"] == report["limits"]["draft_n_ctx"] == 8192
     assert 0 < report["memory"]["needed"] < report["memory"]["free"]
     assert report["memory"]["target"]["kv"] == report["memory"]["draft"]["kv"]
+    assert report["memory"]["places"][0]["needed"] == report["memory"]["needed"] <= report["memory"]["resident"]
+    assert report["fit"]["tokens"] > report["fit"]["longest"] == 8192
+    assert report["fit"]["requests"]["8192"] <= report["fit"]["requests"]["2048"]
+    assert (report["rates"]["alone"], report["rates"]["requests"]) == (100.0, 8)
 
 
 @pytest.mark.model
@@ -183,11 +188,19 @@ def test_costs_are_measured_once_and_said_so(forerun: Forerun, tiny_dense_path: 
 def test_memory_that_is_not_there_is_refused_with_both_numbers(
     forerun: Forerun, tiny_dense_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forerun.models.preflight.free_memory", lambda: FreeMemory(200 * 2**20, "this machine"))
+    monkeypatch.setattr("forerun.models.preflight.free_memory", lambda: FreeMemory(100 * 2**20, "this machine"))
     result = forerun("check", str(tiny_dense_path), "--draft", str(tiny_dense_path))
     assert result.exit_code == 2
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("refused")]
-    assert re.search(r"too little memory: 3\d\d MiB needed, 200 MiB free on this machine", line)
+    assert re.search(r"too little memory: [23]\d\d MiB needed, 100 MiB free on this machine", line)
+
+
+@pytest.mark.model
+def test_what_would_fit_is_told_for_the_context_that_is_asked_for(forerun: Forerun, tiny_dense_path: Path) -> None:
+    shown = forerun("check", str(tiny_dense_path), "--n-ctx", "4096", "--no-measure").stdout
+    (line,) = [line for line in shown.splitlines() if line.split()[1:2] == ["fit"]]
+    assert "one request of 8192 (trained for 8192); at once" in line
+    assert re.search(r"\d+ of 2048 tokens, or \d+ of 4096 tokens", line)
 
 
 @pytest.mark.model

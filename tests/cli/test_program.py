@@ -107,6 +107,18 @@ def test_a_broken_model_file_ends_in_one_line_with_its_path_and_the_kind_of_faul
     assert_refused(forerun("run", str(path), "Hello", *SMALL), str(path), fault)
 
 
+def test_a_server_of_a_broken_model_file_ends_with_the_same_line(tmp_path: Path, smollm2_path: Path) -> None:
+    """Case O1."""
+    path = tmp_path / "model.gguf"
+    broken("cut at 50%", path, smollm2_path)
+    ended = forerun("serve", str(path), "--port", "0", *SMALL)
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"forerun: {path}: ")
+    assert "truncated" in last
+    assert "Traceback" not in ended.stderr
+
+
 def test_an_unknown_model_name_is_told_with_what_may_be_meant() -> None:
     assert_refused(forerun("run", "smollm", "Hello"), "unknown model 'smollm'", "such as smollm2")
 
@@ -121,7 +133,7 @@ def test_a_draft_that_does_not_fit_is_refused_at_start(
         (str(tiny_dense_path), tiny_permuted_path),
         (str(tiny_dense_path), missing),
     ):
-        assert_refused(forerun("run", target, "Hello", "--draft", str(draft), *SMALL), str(draft))
+        assert_refused(forerun("run", target, "Hello", "--draft", str(draft), *SMALL), str(draft), Path(target).name)
 
 
 @pytest.mark.parametrize("fixture", ["tiny_swa_path", "tiny_hybrid_path", "tiny_recurrent_path"])

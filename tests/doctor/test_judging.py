@@ -11,8 +11,8 @@ import pytest
 from forerun.doctor.judging import Place, judge
 from forerun.doctor.library import Device, Library
 from forerun.doctor.machine import Machine
+from forerun.models.findings import Finding, Verdict
 from forerun.models.machine_memory import FreeMemory
-from forerun.models.preflight import Finding, Verdict
 
 WELL = Machine(
     system="Linux 6.1",

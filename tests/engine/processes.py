@@ -30,6 +30,7 @@ def front_end_parts(worker: RemoteWorker) -> FrontEndParts:
         chat_template=served_template(),
         model_name="fake",
         n_ctx=65_536,
+        max_num_seqs=64,
     )
 
 

@@ -31,7 +31,7 @@ from tests.support.tiny_models import TinyModel
         ({"n_ctx": 0}, "n_ctx: must lie between 1 and 16777216, got 0"),
         ({"n_ctx": "many"}, "n_ctx: must be a whole number, got 'many'"),
         ({"n_ctx": True}, "n_ctx: must be a whole number"),
-        ({"max_num_seqs": None}, "max_num_seqs: must be a whole number, got None"),
+        ({"max_num_seqs": "all"}, "max_num_seqs: must be a whole number, got 'all'"),
         ({"n_seq_max": 257}, "n_seq_max: must lie between 1 and 256, got 257"),
         ({"n_threads": 0}, "n_threads: must lie between 1 and 1024, got 0"),
         ({"speculation": 65}, "speculation: must lie between 0 and 64, got 65"),
@@ -81,6 +81,30 @@ def test_ids_that_the_engine_needs_itself_are_counted(options: dict[str, Any], k
     assert ids == 201 + (16 if has_state else 0)
     assert EngineConfig(**{**fewer, "cache_ram": 0}).native_ids(has_state=has_state) == ids - 1
     assert EngineConfig(**{**fewer, "reuse_prefixes": False}).native_ids(has_state=has_state) == ids - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, 128),
+        ({"draft": "d"}, 128),
+        ({"max_num_seqs": 100, "draft": "d"}, 200),
+        ({"speculation": 16}, 16 * 17),
+        ({"speculation": 64}, 512),
+        ({"max_num_batched_tokens": 20}, 20),
+    ],
+)
+def test_rows_with_logits_are_those_that_may_be_sampled_from_and_fixed_drafts(
+    options: dict[str, Any], rows: int
+) -> None:
+    assert EngineConfig(**{"model": "m", **options}).logit_rows == rows
+
+
+def test_requests_that_run_keep_to_the_limits_that_are_said() -> None:
+    assert EngineConfig(model="m").running == 16
+    assert EngineConfig(model="m", n_seq_max=4).running == 4
+    assert EngineConfig(model="m", max_num_batched_tokens=1).running == 1
+    assert EngineConfig(model="m", max_num_seqs=40).running == 40
 
 
 def test_a_path_may_be_a_path() -> None:

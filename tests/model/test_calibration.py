@@ -10,6 +10,9 @@ import pytest
 from forerun import Engine, SamplingParams
 from forerun.compose import build, calibrate
 from forerun.engine_config import EngineConfig
+from forerun.native.calibration import Calibration
+from forerun.native.context import ContextParams, LlamaContext
+from forerun.native.model import LlamaModel
 
 pytestmark = pytest.mark.model
 
@@ -49,6 +52,15 @@ def test_costs_are_measured_where_a_latency_is_to_be_kept_to(
         assert known.scheduler.budget.target_ms == 50, "a curve that is known is used"
         known.runner.close()
         known.dispose()
+
+
+def test_no_more_rows_are_measured_than_can_have_logits(tiny_dense_path: Path) -> None:
+    model = LlamaModel.load(tiny_dense_path, n_gpu_layers=0)
+    params = ContextParams(n_ctx=512, n_seq_max=2, max_logit_rows=6, n_threads=1, n_threads_batch=1)
+    context = LlamaContext(model, params)
+    assert Calibration(context).measure(0.2).rows[-1] <= 6
+    context.close()
+    model.close()
 
 
 @pytest.mark.parametrize("draft", ["none", "target", "poor"])

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from forerun.native.batch import Batch
-from forerun.native.context import LlamaContext, NativeStepError
+from forerun.native.context import ContextParams, LlamaContext, NativeStepError
 from forerun.native.model import LlamaModel
 from tests.model.conftest import MakeContext
 from tests.model.driving import random_tokens
@@ -105,3 +105,20 @@ def test_a_state_that_is_cut_short_leaves_the_sequence_empty(
     assert context.pos_max(1) == -1
     decode_prompt(context, 1, 10)
     assert context.pos_max(0) == 39
+
+
+def test_more_rows_with_logits_than_there_is_memory_for_are_refused(dense: LlamaModel) -> None:
+    """llama.cpp would end the process."""
+    params = ContextParams(n_ctx=256, n_seq_max=2, max_logit_rows=4, n_threads=1, n_threads_batch=1)
+    context, batch = LlamaContext(dense, params), Batch(64)
+    batch.add_run(random_tokens(60), 0, 0, last_output=True)
+    for row in range(3):
+        batch.add_row(row + 100, row, 1)
+    context.decode(batch)
+    assert context.logits.shape == (4, dense.vocabulary.size)
+    batch.clear()
+    for row in range(5):
+        batch.add_row(row + 100, row + 3, 1)
+    with pytest.raises(ValueError, match="4 rows can have logits, 5 ask for them"):
+        context.decode(batch)
+    context.close()

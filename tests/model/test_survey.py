@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
@@ -14,11 +15,12 @@ import pytest
 
 from forerun.errors import ModelFileError, ModelLoadError
 from forerun.models import survey
+from forerun.models.gguf_header import read_header
 from forerun.models.survey import ModelSurvey, survey_model
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
 from tests.conftest import MakeTinyModel
-from tests.support.tiny_models import TinyModel
+from tests.support.tiny_models import TinyModel, assemble
 
 pytestmark = pytest.mark.model
 
@@ -40,7 +42,7 @@ def cache_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def surveyed(path: Path, params: ContextParams = PARAMS) -> ModelSurvey:
-    return survey_model(path, MODEL, params.numbers())
+    return survey_model(read_header(path), MODEL, params.numbers())
 
 
 def allocated(path: Path, caplog: pytest.LogCaptureFixture) -> dict[str, float]:
@@ -63,6 +65,24 @@ def test_every_buffer_has_the_size_that_was_foretold(
     for name, size in {"KV": told.kv, "RS": told.state, "compute": told.compute, "output": told.outputs}.items():
         assert size / MIB == pytest.approx(real[name], rel=0.01, abs=0.02), name
     assert real["compute"] > 0
+
+
+def test_what_is_copied_for_the_processor_is_foretold(
+    smollm2_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a model with some weights in a type that llama.cpp repacks, where the processor has a layout for it."""
+    file = assemble(TinyModel(), smollm2_path)
+    blocks = bytes(18 * 64 * 128 // 32)  # Q4_0, and all zero
+    file.tensors = [
+        dataclasses.replace(tensor, ggml_type=2, data=blocks) if "ffn_up" in tensor.name else tensor
+        for tensor in file.tensors
+    ]
+    file.write(tmp_path / "m.gguf")
+    with caplog.at_level(logging.DEBUG, "forerun.native"):
+        LlamaModel.load(tmp_path / "m.gguf", n_gpu_layers=0).close()
+    real = sum(float(mib) for mib in re.findall(r"CPU_REPACK model buffer size = +([\d.]+) MiB", caplog.text))
+    assert surveyed(tmp_path / "m.gguf").repacked / MIB == pytest.approx(real, abs=0.01)
+    assert surveyed(smollm2_path).weights > surveyed(smollm2_path).repacked
 
 
 _LOADED = """
@@ -123,7 +143,7 @@ def test_the_sum_is_what_the_process_grows_by_within_a_tenth(
 def test_the_kind_of_memory_is_known_beforehand(tiny_model: MakeTinyModel, kind: str, words: str) -> None:
     told = surveyed(tiny_model(KINDS[kind]))
     assert told.memory == words
-    assert (told.n_ctx_train, told.has_gpu) == (8192, False)
+    assert (told.n_ctx_train, told.gpus) == (8192, ())
 
 
 def test_states_of_many_sequences_are_worked_out_without_allocating_them(

@@ -13,8 +13,8 @@ from forerun.compose import check
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError, ModelError, ModelFileError, ModelNotFoundError
 from forerun.models.adapter_file import read_adapter_header
+from forerun.models.findings import Verdict
 from forerun.models.gguf_header import GgufHeader, read_header
-from forerun.models.preflight import Verdict
 from tests.conftest import MakeTinyModel
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor

@@ -53,10 +53,10 @@ def test_a_system_that_tells_nothing_is_none(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
 
 
-def test_prefixes_get_a_quarter_of_what_models_leave_at_most_8_gib() -> None:
+def test_prefixes_get_a_quarter_of_what_models_leave_within_16_mib_and_8_gib() -> None:
     free = FreeMemory(20 * 2**30, "this machine")
     assert default_cache_ram(free) == 5 * 2**30
     assert default_cache_ram(free, needed=12 * 2**30) == 2 * 2**30
-    assert default_cache_ram(free, needed=30 * 2**30) == 0
+    assert default_cache_ram(free, needed=30 * 2**30) == 2**24
     assert default_cache_ram(FreeMemory(2**40, "this machine")) == 8 * 2**30
     assert default_cache_ram(None) == 2**28

@@ -12,23 +12,21 @@ import pytest
 from forerun.core.costs import CostCurve
 from forerun.core.forecast import Forecast
 from forerun.errors import IncompatibleDraftError, ModelLoadError
+from forerun.models.findings import Finding, Verdict, size, size_a_token
 from forerun.models.gguf_header import GgufHeader, read_header
 from forerun.models.machine_memory import FreeMemory
 from forerun.models.preflight import (
     Candidate,
-    Finding,
-    Limits,
     Preflight,
-    Verdict,
     judge_context,
     judge_memory,
     judge_methods,
     judge_together,
     judge_vocabularies,
-    size,
 )
 from forerun.models.prospects import Prospect, judge_prospect, judge_speed
 from forerun.models.survey import ModelSurvey
+from forerun.models.wanted import Limits
 from tests.conftest import MakeTinyModel
 from tests.support.tiny_models import TinyModel
 
@@ -45,14 +43,16 @@ def survey(**changes: Any) -> ModelSurvey:
         "n_swa": 0,
         "is_recurrent": False,
         "is_hybrid": False,
+        "cells": 8192,
         "generates": True,
-        "has_gpu": False,
         "weights": 1000 * MIB,
         "kv": 100 * MIB,
         "state": 0,
         "compute": 50 * MIB,
         "outputs": 20 * MIB,
         "other": 30 * MIB,
+        "repacked": 0,
+        "program": 40 * MIB,
     }
     return ModelSurvey(**values | changes)
 
@@ -80,34 +80,55 @@ def test_every_kind_of_memory_has_a_name(changes: dict[str, Any], words: str) ->
     assert survey(**changes).memory == words
 
 
+def memory_of(
+    target: Candidate, draft: Candidate | None = None, *, free: int | None = None, cache_ram: int = 0
+) -> list[Finding]:
+    found = Preflight(target, draft, None if free is None else FreeMemory(free * MIB, "this machine"))
+    found.limits = dataclasses.replace(LIMITS, cache_ram=cache_ram)
+    return judge_memory(found)
+
+
 def test_more_memory_than_is_free_is_refused_with_both_numbers() -> None:
-    findings = judge_memory([candidate(), candidate("d.gguf")], FreeMemory(399 * MIB, "this machine"))
+    findings = memory_of(candidate(), candidate("d.gguf"), free=399)
     (refusal,) = [finding for finding in findings if finding.verdict is Verdict.REFUSED]
     assert isinstance(refusal.error, ModelLoadError)
     assert "m.gguf and d.gguf: too little memory: 2.34 GiB needed, 399 MiB free on this machine" in refusal.message
 
 
 def test_weights_that_do_not_fit_beside_the_rest_run_slowly_and_that_is_told() -> None:
-    findings = judge_memory([candidate(), candidate("d.gguf")], FreeMemory(2399 * MIB, "this machine"))
+    findings = memory_of(candidate(), candidate("d.gguf"), free=2399)
     assert not told(findings, Verdict.REFUSED)
     assert "very slow" in told(findings, Verdict.WARNING)
 
 
 def test_nearly_as_much_memory_as_is_free_is_told_and_half_of_it_is_well() -> None:
-    assert "tight" in told(judge_memory([candidate()], FreeMemory(1300 * MIB, "here")), Verdict.WARNING)
-    assert not told(judge_memory([candidate()], FreeMemory(2400 * MIB, "here")), Verdict.WARNING)
+    assert "tight" in told(memory_of(candidate(), free=1300), Verdict.WARNING)
+    assert not told(memory_of(candidate(), free=2400), Verdict.WARNING)
 
 
 def test_what_memory_is_for_is_itemised() -> None:
-    (item, _) = judge_memory([candidate(weights=500 * MIB, state=5 * MIB)], None)
-    for part in ("705 MiB: weights 500 MiB", "KV cells 100 MiB", "recurrent states 5.0 MiB", "buffers 50 MiB"):
+    (item, _) = memory_of(candidate(weights=500 * MIB, state=5 * MIB))
+    for part in (
+        "705 MiB: weights 500 MiB",
+        "KV cells (12 KiB a token) 100 MiB",
+        "recurrent states 5.0 MiB",
+        "buffers 50 MiB",
+    ):
         assert part in item.message
 
 
-def test_with_a_gpu_the_machine_s_memory_refuses_nothing() -> None:
-    findings = judge_memory([candidate(has_gpu=True)], FreeMemory(MIB, "this machine"))
-    assert not told(findings, Verdict.REFUSED)
-    assert "GPU" in told(findings, Verdict.NOTE)
+def test_cached_prefixes_that_find_no_room_beside_the_models_are_told() -> None:
+    assert "cached prefixes may take 0.98 GiB" in told(
+        memory_of(candidate(), free=2400, cache_ram=1000 * MIB), Verdict.OK
+    )
+    crowded = memory_of(candidate(), free=2000, cache_ram=1000 * MIB)
+    assert "more than is left: give them less" in told(crowded, Verdict.WARNING)
+
+
+def test_weights_that_are_copied_for_the_processor_are_needed_once_and_resident_twice() -> None:
+    findings = memory_of(candidate(repacked=600 * MIB), free=2400)
+    assert "1.17 GiB needed" in told(findings, Verdict.OK)
+    assert "1.76 GiB will be resident: 600 MiB of the weights are copied" in told(findings, Verdict.OK)
 
 
 def test_contexts_within_what_models_were_trained_for_are_well() -> None:
@@ -163,8 +184,9 @@ def test_vocabularies_are_judged_as_building_an_engine_judges_them(
 
 def test_a_refused_pair_raises_its_first_refusal(tiny_dense_path: Path, tiny_foreign_path: Path) -> None:
     target, draft = read_header(tiny_dense_path), read_header(tiny_foreign_path)
-    pair = [Candidate(target, survey()), Candidate(draft, survey())]
-    found = Preflight(findings=judge_together(pair, target, draft, LIMITS, FreeMemory(1, "this machine")))
+    found = Preflight(Candidate(target, survey()), Candidate(draft, survey()), FreeMemory(1, "this machine"))
+    found.limits = LIMITS
+    found.findings = judge_together(found, target, draft)
     assert not found.is_usable
     with pytest.raises(IncompatibleDraftError):
         found.require_usable()
@@ -177,8 +199,8 @@ FLAT = CostCurve((1, 2, 4, 8), (10.0, 10.5, 11.0, 12.0))
 CHEAP = CostCurve((1, 2), (1.0, 1.5))
 
 
-def judged(*curves: CostCurve | None) -> tuple[Preflight, list[Prospect]]:
-    found = Preflight(candidate(), candidate("d.gguf") if len(curves) > 1 else None, None, LIMITS)
+def judged(*curves: CostCurve | None) -> tuple[Preflight, tuple[Prospect, ...]]:
+    found = Preflight(candidate(), candidate("d.gguf") if len(curves) > 1 else None, limits=LIMITS)
     return found, judge_speed(found, curves, 8).prospects
 
 
@@ -209,10 +231,19 @@ def test_what_hardly_pays_with_every_draft_accepted_is_a_warning() -> None:
     assert judge_prospect(Prospect("n-gram", forecasts, 0.98)).verdict is Verdict.WARNING
 
 
+def test_measured_costs_say_how_many_tokens_a_second_they_make() -> None:
+    rates = judge_speed(judged(FLAT)[0], (FLAT,), 8).rates
+    assert rates is not None
+    assert (rates.alone, rates.requests) == (100.0, 8)
+    assert rates.together == rates.prompt == pytest.approx(1000 * 8 / 12)
+    told_rates = "about 100 tokens a second for one answer, 667 for 8 together, and 667 of a prompt, without drafts"
+    assert told_rates in told(judged(FLAT)[0].findings, Verdict.OK)
+
+
 def test_without_measured_costs_nothing_is_said_about_speed() -> None:
     for curves in ((None,), (None, CHEAP)):
         found, prospects = judged(*curves)
-        assert prospects == []
+        assert prospects == ()
         assert "--measure" in told(found.findings, Verdict.NOTE)
     found, prospects = judged(FLAT, None)
     assert [prospect.method for prospect in prospects] == ["n-gram"]
@@ -220,3 +251,4 @@ def test_without_measured_costs_nothing_is_said_about_speed() -> None:
 
 def test_bytes_are_shown_as_people_read_them() -> None:
     assert [size(number * MIB) for number in (1, 92, 1000, 1065)] == ["1.0 MiB", "92 MiB", "0.98 GiB", "1.04 GiB"]
+    assert [size_a_token(number) for number in (512, 23_040)] == ["0.5 KiB", "22 KiB"]

@@ -39,7 +39,11 @@ def worker() -> Iterator[RemoteWorker]:
 @pytest.fixture
 def server(worker: RemoteWorker) -> Iterator[ListeningServer]:
     parts = FrontEndParts(
-        worker=worker, tokenizer=Tokenizer(ByteVocabulary()), chat_template=served_template(), n_ctx=200_000
+        worker=worker,
+        tokenizer=Tokenizer(ByteVocabulary()),
+        chat_template=served_template(),
+        n_ctx=200_000,
+        max_num_seqs=64,
     )
     with listening(parts) as server:
         yield server

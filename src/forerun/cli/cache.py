@@ -29,7 +29,7 @@ from forerun.core.prompt import PromptLayout, Tokens
 from forerun.engine.intake import Intake
 from forerun.engine.tokenizer import Tokenizer
 from forerun.errors import InvalidConfigError, ModelNotFoundError
-from forerun.models.preflight import size
+from forerun.models.findings import size
 from forerun.models.resolve import resolve_model
 from forerun.offline import PromptReader, look_up_on_disk, prompt_reader
 

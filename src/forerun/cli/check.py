@@ -16,8 +16,10 @@ from forerun.cli.options import ModelOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose import LoadProgress, check
 from forerun.engine_config import EngineConfig
-from forerun.models.preflight import Finding, Verdict
+from forerun.models.findings import Finding, Verdict
+from forerun.models.fit import TOKENS_A_REQUEST, Fit
 from forerun.models.prospects import Check
+from forerun.models.wanted import Limits
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "cyan", Verdict.WARNING: "yellow", Verdict.REFUSED: "bold red"}
 
@@ -80,7 +82,7 @@ def verdict_of(result: Check) -> str:
 
 
 def report_as_json(result: Check) -> dict[str, Any]:
-    """The report as plain values. Bytes, tokens, and speeds as multiples of plain decoding."""
+    """The report as plain values. Bytes, tokens, tokens a second, and drafting as multiples of plain decoding."""
     found = result.preflight
     candidates = {"target": found.target, "draft": found.draft}
     return {
@@ -92,8 +94,20 @@ def report_as_json(result: Check) -> dict[str, Any]:
         "limits": None if found.limits is None else dataclasses.asdict(found.limits),
         "memory": {
             "needed": found.needed,
+            "resident": found.resident if found.is_usable else None,
             "free": None if found.free is None else found.free.free,
+            "beside": found.beside,
+            "places": [dataclasses.asdict(place) for place in found.places],
             **{name: None if one is None else dataclasses.asdict(one.survey) for name, one in candidates.items()},
         },
+        "fit": _fit_as_json(result.fit, found.limits),
+        "rates": None if result.rates is None else dataclasses.asdict(result.rates),
         "prospects": [dataclasses.asdict(prospect) for prospect in result.prospects],
     }
+
+
+def _fit_as_json(fit: Fit | None, limits: Limits | None) -> dict[str, Any] | None:
+    if fit is None or limits is None:
+        return None
+    counts = {str(tokens): fit.requests(tokens) for tokens in (TOKENS_A_REQUEST, limits.n_ctx)}
+    return dataclasses.asdict(fit) | {"longest": fit.longest, "requests": counts}

@@ -19,7 +19,7 @@ from forerun.doctor.judging import Place, judge
 from forerun.doctor.library import Library, look_at_library
 from forerun.doctor.machine import Machine, can_be_written, free_on_disk, look_at_machine
 from forerun.errors import ModelNotFoundError
-from forerun.models.preflight import Finding, Verdict, size
+from forerun.models.findings import Finding, Verdict, size
 from forerun.models.store import ModelStore
 from forerun.models.user_cache import user_cache_file
 

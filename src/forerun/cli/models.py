@@ -17,10 +17,10 @@ from forerun.cli.terminal import Terminal
 from forerun.errors import ModelNotFoundError
 from forerun.models.catalog import Catalog, load_catalog
 from forerun.models.catalog_format import ListedModel, Method
+from forerun.models.findings import size
 from forerun.models.inspection import ModelDescription, describe
 from forerun.models.listed import find_listed, listed_here, models_here
 from forerun.models.package import bundle_of, package_of
-from forerun.models.preflight import size
 from forerun.models.resolve import resolve_model
 from forerun.models.store import StoredModel
 from forerun.models.validate import read_model_header

@@ -9,7 +9,7 @@ import typer
 from forerun.cli.endings import SOME_FAILED
 from forerun.cli.terminal import Terminal
 from forerun.errors import ModelNotFoundError
-from forerun.models.preflight import size
+from forerun.models.findings import size
 from forerun.models.store import ModelStore, StoredModel
 from forerun.models.verifying import fault_of
 

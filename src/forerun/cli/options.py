@@ -121,7 +121,11 @@ class ModelOptions:
     ] = None
     n_ctx: Annotated[
         int | None,
-        _model("--n-ctx", help="Tokens of memory. Default: the model's own, at most 8192."),
+        _model(
+            "--n-ctx",
+            help="Tokens of memory, all requests together. Default: the model's own, at most 32768, halved until that "
+            "fits.",
+        ),
     ] = None
     threads: Annotated[int | None, _model(help="CPU threads. Default: the physical cores.")] = None
     cache_ram: Annotated[

@@ -26,7 +26,7 @@ from forerun.fetch.planning import plan_source
 from forerun.fetch.pull import PullListener, PullOptions, already_here, pull_all
 from forerun.fetch.sources import GRAMMAR, is_source, parse_source
 from forerun.models.catalog import load_catalog
-from forerun.models.preflight import size
+from forerun.models.findings import size
 from forerun.models.store import ModelStore, StoredModel
 
 

@@ -50,7 +50,12 @@ class ServeOptions:
             help=f"API keys, one a line; or one in the environment variable {KEY_VARIABLE}. Default: nobody is asked.",
         ),
     ] = None
-    max_num_seqs: Annotated[int, _option(help="Requests that run at the same time.")] = 16
+    max_num_seqs: Annotated[
+        int | None,
+        _option(
+            help="Requests that run at the same time. Default: 16, fewer where there is no memory for their states."
+        ),
+    ] = None
     max_queue: Annotated[int, _option(help="Requests that may wait beside them; one more is refused.")] = 64
     target_itl_ms: Annotated[
         Any,

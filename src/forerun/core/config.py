@@ -37,6 +37,8 @@ class SchedulerConfig:
     """Requests that run at the same time."""
     max_num_batched_tokens: int = 512
     """Rows of one step at most."""
+    max_logit_rows: int | None = None
+    """Rows of one step at most whose logits are wanted: drafted tokens keep to it. None: all of them."""
     target_itl_ms: float | None = None
     """Milliseconds between two tokens of a request at most, while others' prompts are computed beside it; None: a
     choice from what decodes cost here (core/step_budget.py)."""

@@ -402,12 +402,18 @@ class Scheduler:
     def _plan_drafts(self, ready: list[RequestState], others: list[RequestState], so_far: StepSoFar) -> Drafts:
         """Drafts of a step; prompts still to be computed keep one quantum, or half of the rows that are left."""
         spare = self.config.max_num_batched_tokens - len(ready)
+        most = self._most_drafted(len(ready) + len(others))
         if not others:
-            return self._drafting.plan(ready, spare, room_ms=self.budget.left_ms(so_far))
+            return self._drafting.plan(ready, min(spare, most), room_ms=self.budget.left_ms(so_far))
         kept = min(self.config.prefill_quantum, (spare + 1) // 2)
         other_rows = min(sum(state.remaining for state in others), self.budget.prefill_rows(so_far))
         room_ms = self.budget.left_ms(so_far)
-        return self._drafting.plan(ready, self.budget.draft_rows(so_far, kept), other_rows, room_ms=room_ms)
+        return self._drafting.plan(ready, min(self.budget.draft_rows(so_far, kept), most), other_rows, room_ms=room_ms)
+
+    def _most_drafted(self, sampling: int) -> int:
+        """Drafted tokens whose logits there is room for beside those of `sampling` sequences that get a token each."""
+        rows = self.config.max_logit_rows
+        return self.config.max_num_batched_tokens if rows is None else max(0, rows - sampling)
 
     def _within_free_cells(self, drafts: Drafts, ready: int) -> int:
         """Rows of decode and drafts together; drafts that would find no cells are dropped."""

@@ -9,7 +9,7 @@ from typing import Final
 from forerun.doctor.library import Library
 from forerun.doctor.machine import Machine
 from forerun.errors import ModelLoadError
-from forerun.models.preflight import Finding, Verdict, size
+from forerun.models.findings import Finding, Verdict, size
 
 _BUSY: Final = 0.7
 """Cores that others may use before it is told: as many as cost measurements bear."""

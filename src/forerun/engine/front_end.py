@@ -34,6 +34,8 @@ class FrontEndParts:
     model_name: str = "model"
     n_ctx: int
     """KV cells of the target: no prompt and its answer can be longer."""
+    max_num_seqs: int
+    """Requests that run at the same time."""
     clock: Callable[[], float] = time.monotonic
     """The engine's."""
     constrain: Constrain | None = None
@@ -56,6 +58,7 @@ def on_a_thread(parts: EngineParts) -> FrontEndParts:
         media=parts.media,
         model_name=parts.model_name,
         n_ctx=parts.n_ctx,
+        max_num_seqs=parts.scheduler.config.max_num_seqs,
         clock=parts.clock,
         constrain=parts.constrain,
     )
@@ -69,6 +72,7 @@ class FrontEnd:
         given = on_a_thread(parts) if isinstance(parts, EngineParts) else parts
         self.model_name = given.model_name
         self.n_ctx = given.n_ctx
+        self.max_num_seqs = given.max_num_seqs
         self.chat_template = given.chat_template
         self.has_chat_template = given.chat_template is not None
         self.tokenizer = given.tokenizer

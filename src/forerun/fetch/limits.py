@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from forerun.errors import DownloadError
-from forerun.models.preflight import size
+from forerun.models.findings import size
 
 RESERVE: Final = 256 * 2**20
 """Bytes of the disk that a download leaves free."""

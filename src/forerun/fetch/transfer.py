@@ -19,9 +19,9 @@ from forerun.fetch.answer import CutError, Extent, StaleError, UnreachedError, e
 from forerun.fetch.http_file import HttpFile
 from forerun.fetch.limits import Patience, Space, TransferProgress
 from forerun.fetch.part import Part
+from forerun.models.findings import size
 from forerun.models.gguf_types import MAGIC
 from forerun.models.model_file import describe_foreign
-from forerun.models.preflight import size
 
 _MAX_REDIRECTS: Final = 8
 _UNREACHED_ATTEMPTS: Final = 2

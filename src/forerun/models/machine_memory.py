@@ -10,7 +10,8 @@ from typing import Final
 _ROOT: Final = Path("/")
 _CACHE_SHARE: Final = 4
 _MOST_CACHE: Final = 8 * 2**30
-_LEAST_CACHE: Final = 2**28
+_UNTOLD_CACHE: Final = 2**28
+_LEAST_CACHE: Final = 2**24
 _UNLIMITED: Final = 2**60  # version 1 says 2**63 less a page where there is no limit
 
 
@@ -35,11 +36,11 @@ def free_memory(root: Path = _ROOT) -> FreeMemory | None:
 def default_cache_ram(free: FreeMemory | None, needed: int = 0) -> int:
     """Bytes of host memory for cached prefixes where the user does not say.
 
-    1/4 of what is free once models and contexts have `needed` of it, at most 8 GiB; 256 MiB where nobody tells.
+    1/4 of what is free once models and contexts have `needed` of it, 16 MiB to 8 GiB; 256 MiB where nobody tells.
     """
     if free is None:
-        return _LEAST_CACHE
-    return min(_MOST_CACHE, max(0, free.free - needed) // _CACHE_SHARE)
+        return _UNTOLD_CACHE
+    return min(_MOST_CACHE, max(_LEAST_CACHE, (free.free - needed) // _CACHE_SHARE))
 
 
 def _machine(root: Path) -> Iterator[FreeMemory]:

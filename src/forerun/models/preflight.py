@@ -6,62 +6,33 @@ what it found. Building an engine and `forerun check` use the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from forerun.core.memory import DENSE, MemoryKind
-from forerun.errors import IncompatibleDraftError, ModelError, ModelLoadError
+from forerun.errors import CatalogError, IncompatibleDraftError, ModelError, ModelLoadError
 from forerun.models.adapter_file import read_adapter_header
 from forerun.models.embedding_file import pools
+from forerun.models.findings import Finding, Verdict, size
+from forerun.models.fit import MOST_CHOSEN, Fit, Place, fit_of, places_of
 from forerun.models.gguf_header import GgufHeader
+from forerun.models.gpu_memory import free_on_gpus
 from forerun.models.machine_memory import FreeMemory, free_memory
+from forerun.models.memory_findings import beside, itemised, judge_places, resident
 from forerun.models.nextn import why_no_mtp
 from forerun.models.probe import probe_model
 from forerun.models.resolve import resolve_model
-from forerun.models.survey import ModelSurvey, Params, survey_model
+from forerun.models.survey import ModelSurvey, survey_model
 from forerun.models.vocabulary import require_same_vocabulary
+from forerun.models.wanted import Limits, Wanted
 
-TIGHT: Final = 0.85
-"""Needing more than this share of the free memory is told: others want some too."""
-
-
-class Verdict(StrEnum):
-    OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report. `error`: what a refusal is raised as."""
-
-    verdict: Verdict
-    subject: str
-    """What it is about: "target", "draft", "adapter", "vocabulary", "context", "memory", "speculation" or "speed"."""
-    message: str
-    error: ModelError | None = None
-
-    @classmethod
-    def refused(cls, subject: str, error: ModelError) -> Finding:
-        return cls(Verdict.REFUSED, subject, str(error), error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the engine would be given, in tokens, rows and sequence ids."""
-
-    n_ctx: int
-    draft_n_ctx: int
-    """0 where no draft model is loaded."""
-    n_seq_max: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    draft_tokens: int
-    """Drafted tokens a step and sequence at most; 0 is off."""
+_MOST_UNTOLD: Final = 8_192
+"""The same where the system does not tell what is free."""
+_LEAST_CHOSEN: Final = 2_048
+_APART: Final = 16_384
+"""Tokens between two surveys that tell what one more token takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +64,13 @@ class Preflight:
     target: Candidate | None = None
     draft: Candidate | None = None
     free: FreeMemory | None = None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are free on those that are used."""
     limits: Limits | None = None
     adapters: dict[str, GgufHeader] = field(default_factory=dict)
     """Those that fit the target, by name."""
+    beside: dict[str, int] = field(default_factory=dict)
+    """Bytes that are taken by neither model, by what for."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -124,13 +99,20 @@ class Preflight:
         return self.draft is not None and self.draft.is_mtp
 
     @property
-    def needed(self) -> int:
-        """Bytes that all take together."""
-        return sum(candidate.survey.total for candidate in self.candidates) + self.adapter_bytes
+    def places(self) -> list[Place]:
+        """What is needed of the machine's memory, and of each GPU's."""
+        surveys = [candidate.survey for candidate in self.candidates]
+        return places_of(surveys, self.free, self.gpus, sum(self.beside.values()))
 
     @property
-    def adapter_bytes(self) -> int:
-        return sum(header.file_size for header in self.adapters.values())
+    def needed(self) -> int:
+        """Bytes that all take together, wherever; cached prefixes not counted."""
+        return sum(place.needed for place in self.places)
+
+    @property
+    def resident(self) -> int:
+        """Bytes that the process will be seen to have in memory: with pages of the file that are there twice."""
+        return self.places[0].needed + sum(candidate.survey.repacked for candidate in self.candidates)
 
     @property
     def usable_limits(self) -> Limits:
@@ -140,92 +122,98 @@ class Preflight:
         return self.limits
 
 
-class Wanted(Protocol):
-    """What is asked for, and what it comes out as for the files that are found."""
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The headers of what is to be loaded."""
+
+    target: GgufHeader
+    draft: GgufHeader | None
+    with_mtp: bool
 
     @property
-    def target(self) -> str:
-        """Name or path of the model."""
-        ...
-
-    @property
-    def draft(self) -> str | None:
-        """Name or path of the draft model."""
-        ...
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """Paths of the model's adapters by name."""
-        ...
-
-    def drafts_with_mtp(self, target: GgufHeader) -> bool:
-        """Whether the model's own MTP head drafts. Raises ModelLoadError where it is to and cannot."""
-        ...
-
-    def limits(self, n_ctx_train: int, draft_n_ctx_train: int | None) -> Limits:
-        """The limits with models trained for so many tokens; None: nothing but n-grams drafts."""
-        ...
-
-    def model_params(self, *, with_mtp: bool) -> Params:
-        """What llama.cpp will be given to load a model."""
-        ...
-
-    def context_params(self, n_ctx: int, *, is_mtp: bool) -> Params:
-        """What llama.cpp will be given to make a context of so many cells, or its MTP head's; without a state."""
-        ...
-
-    def sequence_ids(self, *, has_state: bool) -> int:
-        """Ids that requests and cached prefixes get."""
-        ...
-
-    def native_ids(self, *, has_state: bool) -> int:
-        """Ids that the context is made for. Raises InvalidConfigError where that is too many."""
-        ...
+    def drafting(self) -> GgufHeader | None:
+        return self.target if self.with_mtp else self.draft
 
 
 def inspect(wanted: Wanted) -> Preflight:
-    """Look at files and machine, and judge. Raises nothing that is a ModelError: those are findings."""
+    """Look at files and machine, choose what nobody says, and judge. Raises nothing that is a ModelError: those are
+    findings."""
     found = Preflight(free=free_memory())
     target = _header("target", wanted.target, found)
-    draft = _header("draft", wanted.draft, found) if wanted.draft is not None else None
+    purpose = f" (it was to draft for {wanted.target})"
+    draft = None if wanted.draft is None else _header("draft", wanted.draft, found, purpose)
     if target is None:
         return found
-    with_mtp = _drafts_with_mtp(target, wanted, found)
-    drafting = target if with_mtp else draft
-    limits = found.limits = wanted.limits(_n_ctx_train(target), None if drafting is None else _n_ctx_train(drafting))
-    found.target = _candidate("target", target, limits.n_ctx, wanted, found, with_mtp=with_mtp)
-    for name, path in wanted.adapters.items():
-        _adapter(name, path, target, found)
-    if with_mtp:
-        found.draft = _head(target, limits.draft_n_ctx, wanted, found)
-    elif draft is not None and limits.draft_n_ctx:
-        found.draft = _candidate("draft", draft, limits.draft_n_ctx, wanted, found)
-    elif draft is not None:
-        found.findings.append(Finding(Verdict.NOTE, "draft", "not loaded: speculation is off"))
-    has_state = any(candidate.memory.has_state for candidate in found.candidates)
-    limits = found.limits = replace(limits, n_seq_max=wanted.sequence_ids(has_state=has_state))
+    files = _Files(target, draft, _drafts_with_mtp(target, wanted, found))
+    adapters = [_adapter(name, path, target, found) for name, path in wanted.adapters.items()]
+    _look(files, wanted, found)
+    found.findings += adapters
     if found.is_usable:  # all files are sound
-        found.findings += judge_together(found.candidates, target, draft, limits, found.free, found.adapter_bytes)
+        limits = found.usable_limits
+        found.limits = replace(limits, cache_ram=wanted.cache_ram(found.free, found.places[0].needed))
+        found.findings += judge_together(found, target, draft)
     return found
 
 
-def _header(subject: str, name: str, found: Preflight) -> GgufHeader | None:
+def _look(files: _Files, wanted: Wanted, found: Preflight) -> None:
+    """Survey the pair with what is wanted; what nobody says is halved until it fits."""
+    told = len(found.findings)
+    most = MOST_CHOSEN if found.free is not None else _MOST_UNTOLD
+    n_ctx = wanted.n_ctx or min(_n_ctx_train(files.target), most)
+    running = wanted.running
+    while True:
+        del found.findings[told:]
+        _survey_pair(files, n_ctx, wanted.chosen(n_ctx, running), found)
+        if not found.candidates or all(place.has_room for place in found.places):
+            return
+        host = found.places[0]
+        if wanted.max_num_seqs is None and host.states > host.kv and running > 1:
+            running //= 2
+        elif wanted.n_ctx is None and n_ctx > _LEAST_CHOSEN:
+            n_ctx = max(n_ctx // 2, _LEAST_CHOSEN)
+        else:
+            return
+
+
+def _survey_pair(files: _Files, n_ctx: int, wanted: Wanted, found: Preflight) -> None:
+    """What target and draft take with memory for so many tokens."""
+    drafting = files.drafting
+    limits = wanted.limits(n_ctx, None if drafting is None else _n_ctx_train(drafting))
+    found.target = _candidate("target", files.target, limits.n_ctx, wanted, found, with_mtp=files.with_mtp)
+    found.draft = None
+    if files.with_mtp:
+        found.draft = _head(files.target, limits.draft_n_ctx, wanted, found)
+    elif files.draft is not None and limits.draft_n_ctx:
+        found.draft = _candidate("draft", files.draft, limits.draft_n_ctx, wanted, found)
+    elif files.draft is not None:
+        found.findings.append(Finding(Verdict.NOTE, "draft", "not loaded: speculation is off"))
+    has_state = any(candidate.memory.has_state for candidate in found.candidates)
+    found.limits = replace(limits, n_seq_max=wanted.sequence_ids(has_state=has_state))
+    if found.target is not None:
+        adapters = sum(header.file_size for header in found.adapters.values())
+        found.beside = {"program": found.target.survey.program, **wanted.beside, "adapters": adapters}
+    if not found.gpus and any(candidate.survey.gpus for candidate in found.candidates):
+        found.gpus = free_on_gpus()
+
+
+def _header(subject: str, name: str, found: Preflight, purpose: str = "") -> GgufHeader | None:
     try:
         return probe_model(resolve_model(name))
-    except ModelError as error:
+    except CatalogError as error:
         found.findings.append(Finding.refused(subject, error))
-        return None
+    except ModelError as error:
+        found.findings.append(Finding.refused(subject, type(error)(f"{error}{purpose}")))
+    return None
 
 
-def _adapter(name: str, path: str, target: GgufHeader, found: Preflight) -> None:
+def _adapter(name: str, path: str, target: GgufHeader, found: Preflight) -> Finding:
     try:
         header = read_adapter_header(Path(path).expanduser(), target)
     except ModelError as error:
-        found.findings.append(Finding.refused("adapter", error))
-        return
+        return Finding.refused("adapter", error)
     found.adapters[name] = header
     told = f"{name}: {header.path.name}, {len(header.tensors) // 2} weights adapted, {size(header.file_size)}"
-    found.findings.append(Finding(Verdict.OK, "adapter", told))
+    return Finding(Verdict.OK, "adapter", told)
 
 
 def _drafts_with_mtp(target: GgufHeader, wanted: Wanted, found: Preflight) -> bool:
@@ -239,9 +227,8 @@ def _drafts_with_mtp(target: GgufHeader, wanted: Wanted, found: Preflight) -> bo
 def _candidate(
     subject: str, header: GgufHeader, n_ctx: int, wanted: Wanted, found: Preflight, *, with_mtp: bool = False
 ) -> Candidate | None:
-    model, context = wanted.model_params(with_mtp=with_mtp), wanted.context_params(n_ctx, is_mtp=False)
     try:
-        survey = survey_model(header.path, model, context)
+        survey = _survey(header, n_ctx, wanted, with_mtp=with_mtp)
         if not survey.generates and pools(header):
             raise ModelLoadError(
                 f"{header.path}: an embedding model ({header.architecture}): it writes no text, "
@@ -252,8 +239,6 @@ def _candidate(
                 f"{header.path}: this model ({header.architecture}) does not remember what it has read token by token "
                 "(an encoder, embedding or diffusion model); Forerun runs models that write text"
             )
-        if survey.has_state:
-            survey = survey.with_ids(wanted.native_ids(has_state=True), int(context["n_seq_max"]))
     except ModelError as error:
         found.findings.append(Finding.refused(subject, error))
         return None
@@ -264,15 +249,53 @@ def _candidate(
 
 def _head(header: GgufHeader, n_ctx: int, wanted: Wanted, found: Preflight) -> Candidate | None:
     """The target's MTP head: another context on the same weights."""
-    model, context = wanted.model_params(with_mtp=True), wanted.context_params(n_ctx, is_mtp=True)
     try:
-        survey = survey_model(header.path, model, context)
+        survey = _survey(header, n_ctx, wanted, with_mtp=True, is_mtp=True)
     except ModelError as error:
         found.findings.append(Finding.refused("draft", error))
         return None
-    head = Candidate(header, replace(survey, weights=0, other=0), is_mtp=True)
+    head = Candidate(header, survey, is_mtp=True)
     found.findings.append(Finding(Verdict.OK, "draft", f"{head.name}, {survey.memory}"))
     return head
+
+
+def _survey(
+    header: GgufHeader, n_ctx: int, wanted: Wanted, *, with_mtp: bool = False, is_mtp: bool = False
+) -> ModelSurvey:
+    """Raises ModelError, and InvalidConfigError where there are too few sequence ids."""
+    context = wanted.context_params(n_ctx, is_mtp=is_mtp)
+    survey = survey_model(header, wanted.model_params(with_mtp=with_mtp), context)
+    if is_mtp:  # the weights, and all that comes with them, are the target's
+        gpus = tuple(replace(gpu, weights=0) for gpu in survey.gpus)
+        return replace(survey, weights=0, repacked=0, other=0, gpus=gpus)
+    ids = wanted.native_ids(has_state=survey.has_state)
+    return survey.with_ids(ids, int(context["n_outputs_max"]), int(context["n_seq_max"]))
+
+
+def measured_fit(found: Preflight, wanted: Wanted) -> Fit | None:
+    """How much would fit, of a pair that is usable: each model is surveyed once more, with more memory for tokens.
+
+    None where llama.cpp makes no context with more.
+    """
+    limits = found.usable_limits
+    wanted = wanted.chosen(limits.n_ctx, limits.max_num_seqs)
+    contexts = zip(found.candidates, (limits.n_ctx, limits.draft_n_ctx), strict=False)
+    try:
+        later = [
+            _survey(one.header, n_ctx + _APART, wanted, with_mtp=found.with_mtp, is_mtp=one.is_mtp)
+            for one, n_ctx in contexts
+        ]
+    except ModelError:
+        return None
+    has_state = any(candidate.memory.has_state for candidate in found.candidates)
+    a_request = 2 if limits.draft_tokens else 1  # and one to take its drafts back
+    return fit_of(
+        found.places,
+        places_of(later, found.free, found.gpus, sum(found.beside.values())),
+        (limits.n_ctx, limits.n_ctx + _APART),
+        found.candidates[0].survey.n_ctx_train,
+        (wanted.native_ids(has_state=has_state), a_request),
+    )
 
 
 def _n_ctx_train(header: GgufHeader) -> int:
@@ -283,21 +306,27 @@ def _n_ctx_train(header: GgufHeader) -> int:
 # --- judgements ---
 
 
-def judge_together(
-    candidates: Sequence[Candidate],
-    target: GgufHeader,
-    draft: GgufHeader | None,
-    limits: Limits,
-    free: FreeMemory | None,
-    adapter_bytes: int = 0,
-) -> list[Finding]:
-    """All that sound files can still lack. `candidates`: those that would be loaded, the target first."""
+def judge_together(found: Preflight, target: GgufHeader, draft: GgufHeader | None) -> list[Finding]:
+    """All that sound files can still lack. `found` has what would be loaded, its limits and what is free."""
     findings = [] if draft is None else judge_vocabularies(target, draft)
     fits = all(finding.verdict is not Verdict.REFUSED for finding in findings)
-    loaded, *drafts = candidates
+    limits = found.usable_limits
+    loaded, *drafts = found.candidates
     findings += judge_methods(loaded, drafts[0] if drafts else None, limits, fits=fits)
     findings += judge_context(loaded.survey, drafts[0].survey if drafts else None, limits)
-    return findings + judge_memory(candidates, free, adapter_bytes)
+    return findings + judge_memory(found)
+
+
+def judge_memory(found: Preflight) -> list[Finding]:
+    """What everything takes, and whether there is as much."""
+    limits = found.usable_limits
+    surveys = [candidate.survey for candidate in found.candidates]
+    return [
+        *(itemised(candidate.name, candidate.survey) for candidate in found.candidates),
+        *beside(found.beside),
+        *judge_places(found.places, found.paths, limits.cache_ram),
+        *resident(found.places, surveys),
+    ]
 
 
 def judge_vocabularies(target: GgufHeader, draft: GgufHeader) -> list[Finding]:
@@ -372,50 +401,3 @@ def _judge_length(whose: str, n_ctx: int, n_ctx_train: int) -> Finding:
         beyond = f"{whose} {n_ctx} tokens are beyond the {n_ctx_train} it was trained for: answers get worse there"
         return Finding(Verdict.WARNING, "context", beyond)
     return Finding(Verdict.OK, "context", f"{whose} {n_ctx} tokens are within the {n_ctx_train} it was trained for")
-
-
-def judge_memory(candidates: Sequence[Candidate], free: FreeMemory | None, adapter_bytes: int = 0) -> list[Finding]:
-    """What everything takes, against what is free: more is refused, but for weights, which can be read again."""
-    needed = sum(candidate.survey.total for candidate in candidates) + adapter_bytes
-    weights = sum(candidate.survey.weights for candidate in candidates)
-    findings = [Finding(Verdict.OK, "memory", _itemised(candidate)) for candidate in candidates]
-    if adapter_bytes:
-        findings.append(Finding(Verdict.OK, "memory", f"adapters: {size(adapter_bytes)}"))
-    if free is None:
-        findings.append(Finding(Verdict.NOTE, "memory", f"{size(needed)} together; what is free is not told here"))
-        return findings
-    numbers = f"{size(needed)} needed, {size(free.free)} free on {free.where}"
-    if any(candidate.survey.has_gpu for candidate in candidates):
-        findings.append(Finding(Verdict.NOTE, "memory", f"{numbers}; part of it goes to the GPU, which is not counted"))
-    elif needed - weights > free.free:
-        names = " and ".join(str(candidate.header.path) for candidate in candidates if not candidate.is_mtp)
-        advice = "lower n_ctx, take a smaller quantisation, or end something else"
-        findings.append(Finding.refused("memory", ModelLoadError(f"{names}: too little memory: {numbers}; {advice}")))
-    elif needed > free.free:  # llama.cpp maps weights into memory: they are read again and again, but they run
-        slow = "weights that do not fit are read from disk again for every token: very slow"
-        findings.append(Finding(Verdict.WARNING, "memory", f"{numbers}; {slow}"))
-    elif needed > TIGHT * free.free:
-        findings.append(Finding(Verdict.WARNING, "memory", f"{numbers}: tight"))
-    else:
-        findings.append(Finding(Verdict.OK, "memory", numbers))
-    return findings
-
-
-def _itemised(candidate: Candidate) -> str:
-    survey = candidate.survey
-    parts = {
-        "weights": survey.weights,
-        "KV cells": survey.kv,
-        "recurrent states": survey.state,
-        "compute buffers": survey.compute,
-        "logits": survey.outputs,
-        "vocabulary and graph": survey.other,
-    }
-    shown = ", ".join(f"{name} {size(number)}" for name, number in parts.items() if number)
-    return f"{candidate.name}: {size(survey.total)}: {shown}"
-
-
-def size(number: int) -> str:
-    """Bytes as people read them: "92 MiB", "1.04 GiB"."""
-    mib = number / 2**20
-    return f"{mib / 1024:.2f} GiB" if mib >= 1000 else f"{mib:.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"

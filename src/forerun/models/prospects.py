@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from forerun.core.allocation import MARGIN
 from forerun.core.costs import CostCurve
 from forerun.core.forecast import DraftingProspect, Forecast
-from forerun.models.preflight import Finding, Preflight, Verdict
+from forerun.models.findings import Finding, Verdict
+from forerun.models.fit import Fit
+from forerun.models.preflight import Preflight
 
 ACCEPTANCES: Final = (1.0, 0.9, 0.7, 0.5)
 """What prospects are told for: everything accepted, and what drafts achieve on easy, ordinary and hard text."""
@@ -31,24 +33,44 @@ class Prospect:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens a second that measured costs make, without drafts."""
+
+    alone: float
+    """Of one answer."""
+    together: float
+    """Of as many answers at once as `requests`, or as many rows as were measured."""
+    requests: int
+    prompt: float
+    """Of a prompt that is read, in the most rows that were measured; larger steps are a little faster."""
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
-    """A preflight, and what drafting can bring where costs are known."""
+    """A preflight, how much would fit, and how fast it would be where costs are known."""
 
     preflight: Preflight
-    prospects: list[Prospect] = field(default_factory=list)
+    fit: Fit | None = None
+    rates: Rates | None = None
+    prospects: tuple[Prospect, ...] = ()
 
 
-def judge_speed(found: Preflight, curves: Sequence[CostCurve | None], most_tokens: int) -> Check:
-    """Add what drafting at most `most_tokens` tokens brings, from the curves of target and, if loaded, draft."""
-    check = Check(found)
+def judge_speed(
+    found: Preflight, curves: Sequence[CostCurve | None], most_tokens: int, fit: Fit | None = None
+) -> Check:
+    """Add how fast it is, and what drafting at most `most_tokens` tokens brings, from the curves of target and, if
+    loaded, draft."""
     target, draft = curves[0], curves[1] if len(curves) > 1 else None
     if target is None or found.target is None:
         found.findings.append(Finding(Verdict.NOTE, "speed", _NOT_MEASURED))
-        return check
-    cells = min(_CELLS, found.usable_limits.n_ctx)
+        return Check(found, fit)
+    limits = found.usable_limits
+    cells = min(_CELLS, limits.n_ctx)
     steps = [f"{rows} rows {target.predict(rows, cells):.1f}" for rows in (2, 4, 8, 16) if rows <= target.rows[-1]]
     measured = f"{found.target.name}: one row takes {target.predict(1, cells):.1f} ms here, {', '.join(steps)}"
     found.findings.append(Finding(Verdict.OK, "speed", f"{measured} ({cells} cells used)"))
+    rates = rates_of(target, limits.max_num_seqs, cells)
+    found.findings.append(Finding(Verdict.OK, "speed", _told(rates)))
     ways = [("n-gram", DraftingProspect(target, None, most_tokens, cells))]
     if found.draft is not None and draft is not None:
         one = f"{found.draft.name}: a drafted token takes {draft.predict(1, cells):.1f} ms here"
@@ -56,11 +78,25 @@ def judge_speed(found: Preflight, curves: Sequence[CostCurve | None], most_token
         ways.append(("MTP" if found.with_mtp else "draft model", DraftingProspect(target, draft, most_tokens, cells)))
     elif found.draft is not None:
         found.findings.append(Finding(Verdict.NOTE, "speed", f"{found.draft.name}: {_NOT_MEASURED}"))
-    for method, prospect in ways:
-        judged = Prospect(method, tuple(map(prospect.at, ACCEPTANCES)), prospect.break_even())
-        check.prospects.append(judged)
-        found.findings.append(judge_prospect(judged))
-    return check
+    prospects = [Prospect(method, tuple(map(one.at, ACCEPTANCES)), one.break_even()) for method, one in ways]
+    found.findings += map(judge_prospect, prospects)
+    return Check(found, fit, rates, tuple(prospects))
+
+
+def rates_of(costs: CostCurve, running: int, cells: int) -> Rates:
+    """What costs say about speed while `cells` cells are used."""
+    most = costs.rows[-1]
+    rows = min(running, most)
+    alone, together, prompt = (1000 * count / costs.predict(count, cells) for count in (1, rows, most))
+    return Rates(alone, together, rows, prompt)
+
+
+def _told(rates: Rates) -> str:
+    together = f", {rates.together:.0f} for {rates.requests} together" if rates.requests > 1 else ""
+    return (
+        f"about {rates.alone:.0f} tokens a second for one answer{together}, and {rates.prompt:.0f} of a prompt, "
+        "without drafts"
+    )
 
 
 def judge_prospect(prospect: Prospect) -> Finding:

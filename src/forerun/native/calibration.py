@@ -100,6 +100,7 @@ class Calibration:
         """As many row counts as can be measured before `end`, the first ones first, one at least."""
         curve: dict[int, float] = {}
         most = min(self._context.n_batch, self._context.n_ctx - self._held())
+        most = min(most, self._context.max_logit_rows) if self._verifies else most
         for rows in counts:
             if rows <= most and (not curve or _at_most(curve, rows) <= (end - perf_counter()) * 1e3):
                 curve[rows] = self._time(rows) * 1e3

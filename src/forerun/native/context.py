@@ -61,6 +61,9 @@ class ContextParams:
     """Most rows computed at a time; larger needs more memory."""
     n_seq_max: int = 64
     """Sequence ids, at most 256."""
+    max_logit_rows: int = 0
+    """Most rows of one decode that ask for logits, at least `n_seq_max`; 0: all of them. Each takes the vocabulary's
+    width twice: where it is computed, and where it is read."""
     flash_attention: bool = True
     type_k: str = "f16"
     type_v: str = "f16"
@@ -82,6 +85,7 @@ class ContextParams:
             if self.flash_attention
             else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
+        params.n_outputs_max = self.max_logit_rows
         params.type_k = CACHE_TYPES[self.type_k]
         params.type_v = CACHE_TYPES[self.type_v]
         params.kv_unified = True
@@ -129,6 +133,7 @@ class LlamaContext:
         self._native_memory: int = llama_cpp.llama_get_memory(self._handle)
         self.n_ctx: int = llama_cpp.llama_n_ctx(self._handle)
         self.n_batch: int = llama_cpp.llama_n_batch(self._handle)
+        self.max_logit_rows = params.max_logit_rows or self.n_batch
         self._n_vocab = model.vocabulary.size
         self._n_outputs = 0
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
@@ -149,13 +154,15 @@ class LlamaContext:
         return Batch(self.n_batch, nextn_width(self.model.handle) if self.params.is_mtp else 0)
 
     def decode(self, batch: Batch) -> None:
-        """Evaluate a batch (1 to n_batch rows).
+        """Evaluate a batch (1 to n_batch rows, max_logit_rows of them with logits).
 
         Raises NativeStepError: NO_ROOM leaves the memory as it was; ABORTED and FAILED leave what was computed before,
         so every sequence of the batch may hold some of its rows or none.
         """
         if not 0 < batch.rows <= self.n_batch:  # native code would end the process
             raise ValueError(f"a decode takes 1 to {self.n_batch} rows, got {batch.rows}")
+        if batch.outputs > self.max_logit_rows:  # the same
+            raise ValueError(f"{self.max_logit_rows} rows can have logits, {batch.outputs} ask for them")
         self._n_outputs = 0
         code: int = llama_cpp.llama_decode(self._handle, batch.native)
         if code == 0:

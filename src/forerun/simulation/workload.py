@@ -24,6 +24,7 @@ _MOST_TOKENS, _MOST_SECONDS = 2**24, 1e7
 _MOST_USERS: Final = 1_000_000
 _OWN_ENGINE_FIELDS: Final = frozenset(
     {"draft_n_ctx", "draft_name", "memory", "draft_memory", "segment_sizes", "model_key", "adapters", "verification"}
+    | {"max_logit_rows"}
 )
 """Fields of SchedulerConfig that follow from the machine, or mean nothing without a model."""
 
