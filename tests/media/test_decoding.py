@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from forerun.errors import InvalidRequestError
-from forerun.media.decoding import PictureDecoder
+from forerun.media.decoding import SCRIPT, PictureDecoder
 from forerun.media.limits import MediaLimits
 from forerun.media.picture import Picture
 from tests.media.pictures import BLUE, GREEN, RED, animation, encoded, huge_png, plain, quarters
@@ -125,7 +125,7 @@ def test_a_picture_of_one_pixel_is_read(decoder: PictureDecoder) -> None:
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "forerun.media.decoding_child" in one.cmdline()]
+    return [one for one in psutil.Process().children() if str(SCRIPT) in one.cmdline()]
 
 
 @pytest.mark.parametrize(("width", "height"), [(14_000, 14_000), (40_000, 40_000)])

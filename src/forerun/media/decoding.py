@@ -7,10 +7,12 @@ decode ──► a child reads the dimensions, and the pixels where they are not
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Final
 
@@ -18,6 +20,8 @@ from forerun.errors import InvalidRequestError, OverloadedError
 from forerun.media.limits import MediaLimits
 from forerun.media.picture import Picture
 
+SCRIPT: Final = Path(__file__).with_name("decoding_child.py")
+"""Started as a file: as a module it would load all of Forerun first."""
 PROCESSES: Final = 2
 _PATIENCE: Final = 10.0
 """Seconds that a picture waits for a child to be free."""
@@ -101,7 +105,7 @@ class _Child:
     def __init__(self, limits: MediaLimits) -> None:
         arguments = [str(limits.max_image_pixels), str(limits.max_aspect)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "forerun.media.decoding_child", *arguments],
+            [sys.executable, "-P", os.fspath(SCRIPT), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Decodes pictures in a process that may die of it. Started by `decoding.py`.
+"""Decodes pictures in a process that may die of it. Started by `decoding.py`; imports nothing of Forerun.
 
 Standard input: for each picture its size in bytes (8, big-endian) and its bytes. Standard output: for each a line of
 JSON, [width, height] and after it the pixels (red, green, blue), or a text that says what is wrong.
