@@ -19,8 +19,8 @@ from forerun.core.request import SamplingParams
 from forerun.engine_config import EngineConfig
 
 _MIB = 2**20
-_CACHE = 64 * _MIB
-_PROMPTS, _TOKENS = 8, 300
+_CACHE = 16 * _MIB
+_PROMPTS, _TOKENS = 3, 300
 """Together more rows than a step has, and more KV than cached prefixes may take."""
 
 
