@@ -23,7 +23,7 @@ _WORDS = 2300
 def run() -> Figures:
     """Ratios of a loaded draft to none, paired: below 1 it is faster."""
     use = settings((32, 32), rounds=(5, 3))
-    draft = use.draft or str(build(TinyModel(seed=1), resolve_model("smollm2")))
+    draft = use.draft or str(build(TinyModel(seed=1, vocabulary="smollm2"), resolve_model("smollm2")))
     chosen: dict[str, dict[str, Any]] = {"none": {"speculation": 0}, "loaded": {"draft": draft, "speculation": "auto"}}
     answers: dict[str, list[Answer]] = {name: [] for name in chosen}
     with engines(use.options, chosen) as processes:

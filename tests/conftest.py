@@ -61,6 +61,12 @@ def tiny_unrelated_path(tiny_model: MakeTinyModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_smollm2_draft_path(tiny_model: MakeTinyModel) -> Path:
+    """All of SmolLM2's vocabulary: as its draft it is never right."""
+    return tiny_model(TinyModel(vocabulary="smollm2"))
+
+
+@pytest.fixture(scope="session")
 def tiny_permuted_path(tiny_model: MakeTinyModel) -> Path:
     """A vocabulary of the same size with two tokens swapped: no draft for `tiny_dense_path`."""
     return tiny_model(TinyModel(vocabulary="permuted"))

@@ -144,7 +144,7 @@ def test_a_pair_with_unlike_vocabularies_is_refused_with_the_tokens_that_differ(
     monkeypatch.setattr("forerun.compose._measured", lambda *_: pytest.fail("weights were loaded"))
     result = forerun("check", str(tiny_dense_path), "--draft", str(tiny_permuted_path))
     assert result.exit_code == 2
-    assert "2 of 49152 tokens differ: token 1000:" in result.stdout
+    assert "2 of 4096 tokens differ: token 1000:" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("not usable: 1 refused")
 
 

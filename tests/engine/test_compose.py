@@ -22,7 +22,7 @@ from forerun.compose import build
 from forerun.engine.cores import physical_cores, usable_cpus
 from forerun.models.machine_memory import FreeMemory
 from tests.conftest import MakeTinyModel
-from tests.support.tiny_models import TinyModel
+from tests.support.tiny_models import SMALL_VOCABULARY, TinyModel
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_pair_that_cannot_work_is_refused_before_any_weights_are_loaded(
     tiny_dense_path: Path, tiny_permuted_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forerun.compose._load", lambda *_: pytest.fail("weights were loaded"))
-    with pytest.raises(IncompatibleDraftError, match="2 of 49152 tokens differ"):
+    with pytest.raises(IncompatibleDraftError, match="2 of 4096 tokens differ"):
         Engine.load(str(tiny_dense_path), draft=str(tiny_permuted_path))
     monkeypatch.setattr("forerun.models.preflight.free_memory", lambda: FreeMemory(2**20, "this machine"))
     with pytest.raises(ModelLoadError, match=r"too little memory: \d+ MiB needed, 1\.0 MiB free"):
@@ -280,9 +280,9 @@ def test_a_vocabulary_that_is_only_padded_drafts_and_changes_no_answer(
     pair = [str(tiny_model(TinyModel(vocabulary="padded"))), str(tiny_dense_path)]
     target, draft = pair if padded == "target" else reversed(pair)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    prompts = [list(range(100, 130)), [*range(200, 230), 49_151]]
+    prompts = [list(range(100, 130)), [*range(200, 230), SMALL_VOCABULARY - 1]]
     if padded == "target":
-        prompts.append([*range(300, 330), 49_152])  # an id that the draft does not know: answered without it
+        prompts.append([*range(300, 330), SMALL_VOCABULARY])  # an id that the draft does not know: answered without it
     options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "max_num_seqs": 4}
     with Engine.load(target, **options) as engine:
         plain = [next(engine.generate(prompt, params)).token_ids for prompt in prompts]

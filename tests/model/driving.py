@@ -10,13 +10,14 @@ from forerun.core.request import SamplingParams
 from forerun.core.sampling import SamplingContext
 from forerun.core.step import DecodeRow, DraftFill, DraftRequest, PrefillRows, SequenceResult, StepPlan, StepResult
 from forerun.native.runner import LlamaRunner
+from tests.support.tiny_models import ORDINARY_TOKENS
 
 PLENTY = 1_000_000
 
 
 def random_tokens(count: int, seed: int = 0) -> Tokens:
-    """Ordinary tokens of SmolLM2's vocabulary."""
-    return np.random.default_rng(seed).integers(1000, 30_000, count, dtype=np.int32)
+    """Tokens of text, known to all test models."""
+    return np.random.default_rng(seed).integers(*ORDINARY_TOKENS, count, dtype=np.int32)
 
 
 def at(position: int) -> SpeculativePosition:

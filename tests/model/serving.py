@@ -13,6 +13,7 @@ import numpy as np
 from forerun import Engine, FinishReason, Output, PromptLayout, SamplingParams, Usage
 from forerun.core.step import FailureKind, StepFailure, StepPlan, StepResult
 from forerun.native.runner import LlamaRunner
+from tests.support.tiny_models import ORDINARY_TOKENS
 
 Ids = list[int]
 
@@ -61,8 +62,8 @@ def assert_idle(engine: Engine) -> None:
 
 
 def some_tokens(count: int, seed: int) -> Ids:
-    """Ordinary tokens of SmolLM2's vocabulary."""
-    tokens: Ids = np.random.default_rng(seed).integers(1000, 30_000, count).tolist()
+    """Tokens of text, known to all test models."""
+    tokens: Ids = np.random.default_rng(seed).integers(*ORDINARY_TOKENS, count).tolist()
     return tokens
 
 

@@ -16,12 +16,12 @@ from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.embedding import LlamaEmbedder, Vectors
 from forerun.native.model import LlamaModel
 from tests.conftest import MakeTinyModel
-from tests.support.tiny_models import Kind, Pooling, TinyModel
+from tests.support.tiny_models import SMALL_VOCABULARY, Kind, Pooling, TinyModel
 
 pytestmark = pytest.mark.model
 
 CASES: list[tuple[Kind, Pooling]] = [("bert", "mean"), ("bert", "cls"), ("llama", "last"), ("llama", "mean")]
-TEXTS = [as_tokens(np.random.default_rng(size).integers(20, 30_000, size)) for size in (1, 7, 40, 3)]
+TEXTS = [as_tokens(np.random.default_rng(size).integers(20, SMALL_VOCABULARY, size)) for size in (1, 7, 40, 3)]
 
 
 @contextmanager

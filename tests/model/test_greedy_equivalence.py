@@ -143,9 +143,9 @@ SMOLLM2_DRAFTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=["target", *[pytest.param(name, marks=pytest.mark.slow) for name in ("none", "ngram", "poor")]])
-def real_engine(request: pytest.FixtureRequest, smollm2_path: Path, tiny_dense_path: Path) -> Iterator[Engine]:
+def real_engine(request: pytest.FixtureRequest, smollm2_path: Path, tiny_smollm2_draft_path: Path) -> Iterator[Engine]:
     """SmolLM2; the poor draft is a random model with its vocabulary."""
-    poor = {"draft": str(tiny_dense_path), "speculation": 4}
+    poor = {"draft": str(tiny_smollm2_draft_path), "speculation": 4}
     with serving(smollm2_path, **SMOLLM2_DRAFTS.get(request.param, poor)) as engine:
         yield engine
 
@@ -198,7 +198,7 @@ def test_the_real_model_runs_to_the_end_of_its_context(
         smollm2.vocabulary.tokenize(text, add_special=True, parse_special=False).tolist()
         for text in ("Count: one, two, three, four,", "The alphabet goes a, b, c,", "Rivers of Europe:")
     ]
-    with serving(smollm2_path, n_ctx=96, n_seq_max=4, max_num_seqs=3, speculation=5) as engine:
+    with serving(smollm2_path, n_ctx=48, n_seq_max=4, max_num_seqs=3, speculation=5) as engine:
         for prompt, output in zip(prompts, answers(engine, prompts, SamplingParams(ignore_eos=True)), strict=True):
-            assert_length(output, prompt, 97 - len(prompt))
+            assert_length(output, prompt, 49 - len(prompt))
             smollm2_oracle.check(prompt, output.token_ids, without_ends(smollm2))

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.model
 MIB = 1024 * 1024
 PARAMS = ContextParams(n_ctx=2048, n_batch=256, n_ubatch=256, n_seq_max=64, n_threads=1, n_threads_batch=1)
 MODEL = {"n_gpu_layers": 0}
-KINDS = {
-    "dense": TinyModel(),
-    "sliding window": TinyModel("gemma3", layers=6),
-    "hybrid": TinyModel("lfm2", layers=4),
-    "recurrent": TinyModel("mamba"),
+KINDS = {  # with a vocabulary whose logits are worth counting
+    "dense": TinyModel(vocabulary="smollm2"),
+    "sliding window": TinyModel("gemma3", layers=6, vocabulary="smollm2"),
+    "hybrid": TinyModel("lfm2", layers=4, vocabulary="smollm2"),
+    "recurrent": TinyModel("mamba", vocabulary="smollm2"),
 }
 
 

@@ -12,7 +12,7 @@ from forerun import Engine, FinishReason, Output, SamplingParams
 from forerun.native.model import LlamaModel
 from tests.conftest import MakeTinyModel
 from tests.model.serving import Ids, answer, ids_of, serving, some_tokens, streamed, text_of
-from tests.support.tiny_models import TinyModel
+from tests.support.tiny_models import QUIET_TOKENS, TinyModel
 
 pytestmark = pytest.mark.model
 
@@ -158,7 +158,7 @@ def test_whatever_max_tokens_cuts_no_character_is_broken(engine: Engine, prompt:
 def byte_tokens(dense: LlamaModel) -> Ids:
     """Tokens that are no whole characters: beginnings, middles and ends of UTF-8 sequences."""
     vocabulary = dense.vocabulary
-    return [token for token in range(17, 49_152) if is_broken(vocabulary.piece(token))]
+    return [token for token in range(QUIET_TOKENS, vocabulary.size) if is_broken(vocabulary.piece(token))]
 
 
 def is_broken(piece: bytes) -> bool:

@@ -19,7 +19,7 @@ from tests.conftest import MakeTinyModel
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor
 from tests.support.tiny_adapters import TinyAdapter, assemble_adapter, build_adapter
-from tests.support.tiny_models import TinyModel
+from tests.support.tiny_models import SMALL_VOCABULARY, TinyModel
 
 Change = Callable[[GgufFile], None]
 
@@ -59,7 +59,7 @@ def narrower(file: GgufFile) -> None:
 
 
 def of_the_embedding(file: GgufFile) -> None:
-    tokens, width, rank = 49_152, 64, 1
+    tokens, width, rank = SMALL_VOCABULARY, 64, 1
     file.tensors = [
         Tensor("token_embd.weight.lora_a", (rank, tokens), 0, bytes(4 * rank * tokens)),
         Tensor("token_embd.weight.lora_b", (rank, width), 0, bytes(4 * rank * width)),

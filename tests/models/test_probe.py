@@ -78,7 +78,7 @@ NASTY = {
     "tensor shape": "tensor 'blk.0.attn_norm.weight' has offset",
     "tensor missing": "'blk.1.ffn_down.weight' not found",
     "tensor type": "has invalid ggml type 200",
-    "vocabulary size": "has wrong shape; expected 64, 1000, got 64, 49152",
+    "vocabulary size": "has wrong shape; expected 64, 1000, got 64, 4096",
 }
 
 

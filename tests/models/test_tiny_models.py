@@ -43,7 +43,7 @@ def logits(tokens, sequence, rows):
             found.append(np.ctypeslib.as_array(row, shape=(vocabulary,)).copy())
     return np.array(found)
 
-tokens = np.random.default_rng(7).integers(20, 30_000, 64).tolist()
+tokens = np.random.default_rng(7).integers(20, vocabulary, 64).tolist()
 alone, blocks, batched = (logits(tokens, sequence, rows) for sequence, rows in ((0, 1), (1, 5), (2, 64)))
 best = np.sort(alone, axis=1)
 noise = max(np.median(np.abs(alone - other).max(axis=1)) for other in (blocks, batched))
@@ -93,8 +93,14 @@ def test_a_noisy_copy_differs_in_its_weights_only_and_only_a_little(smollm2_path
     assert 0.9995 < np.corrcoef(ours, theirs)[0, 1] < 0.9999
 
 
-def test_generated_models_are_small_and_carry_the_real_tokenizer(tiny_dense_path: Path, smollm2_path: Path) -> None:
+def test_generated_models_are_small_and_carry_the_beginning_of_the_real_tokenizer(
+    tiny_dense_path: Path, smollm2_path: Path
+) -> None:
     tiny, real = read_model_header(tiny_dense_path), read_model_header(smollm2_path)
-    assert tiny.file_size < 10_000_000
-    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template"):
-        assert tiny.metadata[key] == real.metadata[key]
+    assert tiny.file_size < 1_500_000
+    assert tiny.metadata["tokenizer.chat_template"] == real.metadata["tokenizer.chat_template"]
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        ours, theirs = (header.array(key) for header in (tiny, real))
+        assert ours is not None
+        assert theirs is not None
+        assert ours.strings() == theirs.strings()[: len(ours.strings())]

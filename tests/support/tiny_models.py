@@ -1,4 +1,4 @@
-"""Tiny models with random weights and SmolLM2's real tokenizer and chat template, made on demand.
+"""Tiny models with random weights, the beginning of SmolLM2's tokenizer and its chat template, made on demand.
 
 A recipe (`TinyModel`) fully determines its file. Files lie in tests/.models, named by recipe and by a hash of
 this code, and are written atomically, so any number of test processes may ask for the same one.
@@ -10,7 +10,9 @@ The weights are scaled so that the models are useful as test subjects:
 - the layers outweigh the token embedding, so that tied embeddings do not merely repeat the last token;
 - logits have a standard deviation of about 5 and therefore gaps between the best two (median about 0.7) far
   above the noise between batch shapes, see tests/models/test_tiny_models.py;
-- special tokens are never the best, so greedy output runs to its limit.
+- special tokens are never the best, so greedy output runs to its limit;
+- the vocabulary is the first twelfth of SmolLM2's, whose merges come in order of use and so stay whole: scoring 49,152
+  tokens at width 64 would be forty times the work of the layers, and nearly all that a test of the cache waits for.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor, boolean, f32, text, u32, u32_array
 
 Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35", "bert"]
-Vocabulary = Literal["smollm2", "permuted", "truncated", "padded"]
+Vocabulary = Literal["small", "smollm2", "permuted", "truncated", "padded"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 """How an embedding model makes one vector of a text's tokens, by llama.cpp's numbers."""
 Array = npt.NDArray[np.float32]
@@ -37,7 +39,10 @@ Array = npt.NDArray[np.float32]
 MODELS_FOLDER = Path(__file__).resolve().parents[1] / ".models"
 CONTEXT = 8192
 QUIET_TOKENS = 17  # SmolLM2's special tokens come first
-TRUNCATED_VOCABULARY = 32_000
+SMALL_VOCABULARY = 4096
+TRUNCATED_VOCABULARY = 3000
+ORDINARY_TOKENS = (300, SMALL_VOCABULARY)
+"""A range of ids that are text in all of these models and in SmolLM2."""
 SWAPPED_TOKENS = (1_000, 2_000)
 PADDING = 100
 _UNUSED_TOKEN = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
@@ -53,8 +58,9 @@ class TinyModel:
     """Everything that determines one generated file.
 
     `noise` adds that fraction of each tensor's own spread as seeded noise: the same model, but worse, for drafts
-    of any quality. `eos` replaces the end-of-sequence id in the metadata. Vocabularies: "permuted" swaps the two
-    `SWAPPED_TOKENS`, "truncated" keeps the first `TRUNCATED_VOCABULARY` tokens, "padded" has `PADDING` more, unused.
+    of any quality. `eos` replaces the end-of-sequence id in the metadata. Vocabularies: "small" is the first
+    `SMALL_VOCABULARY` tokens of "smollm2"; "permuted" swaps the two `SWAPPED_TOKENS` of these, "truncated" keeps the
+    first `TRUNCATED_VOCABULARY`, "padded" has `PADDING` more, unused.
     `pooling` makes an embedding model of it, or changes how one pools (encoders take the mean).
     """
 
@@ -62,7 +68,7 @@ class TinyModel:
     seed: int = 0
     layers: int = 2
     noise: float = 0.0
-    vocabulary: Vocabulary = "smollm2"
+    vocabulary: Vocabulary = "small"
     eos: int | None = None
     pooling: Pooling | None = None
 
@@ -108,13 +114,13 @@ def _real_tokenizer(path: Path) -> dict[str, bytes]:
 
 def _tokenizer(model: TinyModel, path: Path) -> dict[str, bytes]:
     entries = dict(_real_tokenizer(path))
+    if model.vocabulary != "smollm2":
+        entries |= _truncated(entries, TRUNCATED_VOCABULARY if model.vocabulary == "truncated" else SMALL_VOCABULARY)
     tokens = gguf.strings_of(entries["tokenizer.ggml.tokens"])
     if model.vocabulary == "permuted":
         first, second = SWAPPED_TOKENS
         tokens[first], tokens[second] = tokens[second], tokens[first]
         entries["tokenizer.ggml.tokens"] = gguf.string_array(tokens)
-    elif model.vocabulary == "truncated":
-        entries |= _truncated(entries, tokens[:TRUNCATED_VOCABULARY])
     elif model.vocabulary == "padded":
         entries |= _padded(entries, tokens)
     if model.eos is not None:
@@ -122,7 +128,8 @@ def _tokenizer(model: TinyModel, path: Path) -> dict[str, bytes]:
     return entries
 
 
-def _truncated(entries: dict[str, bytes], tokens: list[bytes]) -> dict[str, bytes]:
+def _truncated(entries: dict[str, bytes], size: int) -> dict[str, bytes]:
+    tokens = gguf.strings_of(entries["tokenizer.ggml.tokens"])[:size]
     known = set(tokens)
     merges = gguf.strings_of(entries["tokenizer.ggml.merges"])
     types = entries["tokenizer.ggml.token_type"]
@@ -231,7 +238,7 @@ def _sizes(weights: _Weights, width: int, hidden: int, tokens: int) -> dict[str,
 
 
 def _llama(weights: _Weights, tokens: int) -> dict[str, bytes]:
-    width, hidden, head = 64, 128, (4, 2, 16)
+    width, hidden, head = 64, 128, (2, 1, 32)
     weights.embedding(tokens, width, scale=0.3)
     weights.constant("output_norm.weight", width, 2.0)
     for index in range(weights.model.layers):
@@ -250,7 +257,7 @@ def _llama(weights: _Weights, tokens: int) -> dict[str, bytes]:
 
 def _gemma3(weights: _Weights, tokens: int) -> dict[str, bytes]:
     """Sliding-window attention: every sixth layer sees everything, so give it at least six layers."""
-    width, hidden, head, window = 64, 128, (4, 2, 16), 64
+    width, hidden, head, window = 64, 128, (2, 1, 32), 64
     weights.embedding(tokens, width, scale=0.05)  # the architecture multiplies it by sqrt(width)
     weights.constant("output_norm.weight", width, 12.0)
     for index in range(weights.model.layers):
@@ -278,7 +285,7 @@ def _glm4moe(weights: _Weights, tokens: int) -> dict[str, bytes]:
     state before it. So with one layer it is the model itself, disturbed by the hidden states: right most of the time,
     and otherwise right where they are. Both experts are always used: no choice between them that noise could tip.
     """
-    width, hidden, experts, head, scale = 64, 64, 2, (4, 2, 16), 0.3
+    width, hidden, experts, head, scale = 64, 64, 2, (2, 1, 32), 0.3
     trunk = weights.model.layers
     weights.embedding(tokens, width, scale, same_size=True)
     weights.constant("output_norm.weight", width, 2.0)
@@ -371,7 +378,7 @@ def _qwen35(weights: _Weights, tokens: int) -> dict[str, bytes]:
 
 def _lfm2(weights: _Weights, tokens: int) -> dict[str, bytes]:
     """Hybrid: short convolutions (a state that cannot be truncated) and attention in turn."""
-    width, hidden, head, taps = 64, 128, (4, 2, 16), 3
+    width, hidden, head, taps = 64, 128, (2, 1, 32), 3
     kv_heads = [head[1] if index % 2 else 0 for index in range(weights.model.layers)]
     weights.embedding(tokens, width, scale=0.3)
     weights.constant("token_embd_norm.weight", width, 2.0)
