@@ -43,7 +43,7 @@ def smollm2_oracle(smollm2: LlamaModel) -> Iterator[GreedyOracle]:
 
 @pytest.fixture(scope="session")
 def dense_oracle(dense: LlamaModel) -> Iterator[GreedyOracle]:
-    oracle = GreedyOracle(dense, probes=[random_tokens(count, seed=count) for count in (100, 300, 1500)])
+    oracle = GreedyOracle(dense, probes=[random_tokens(count, seed=count) for count in (100, 300, 1500, 3000)])
     yield oracle
     oracle.close()
 

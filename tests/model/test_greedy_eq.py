@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from forerun.core.prompt import Tokens
-from forerun.native.context import LlamaContext
+from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
 from forerun.native.runner import LlamaRunner
-from tests.model.conftest import MakeContext
 from tests.model.driving import DrivenRequest, random_tokens
 from tests.support.greedy_eq import GreedyOracle
 
 pytestmark = pytest.mark.model
 
-MODELS = pytest.mark.parametrize("name", ["dense", "smollm2"])
+TOKENS = 24
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=["dense", "smollm2"])
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
 def model(name: str, request: pytest.FixtureRequest) -> LlamaModel:
     loaded: LlamaModel = request.getfixturevalue(name)
     return loaded
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def oracle(name: str, request: pytest.FixtureRequest) -> GreedyOracle:
     made: GreedyOracle = request.getfixturevalue(f"{name}_oracle")
     return made
+
+
+@pytest.fixture(scope="module")
+def context(model: LlamaModel) -> Iterator[LlamaContext]:
+    context = LlamaContext(model, ContextParams(n_ctx=512, n_batch=256, n_ubatch=256, n_threads=1, n_threads_batch=1))
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(model: LlamaModel) -> list[Tokens]:
+    return [prompt_of(model, seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def answers(context: LlamaContext, prompts: list[Tokens]) -> list[list[int]]:
+    """What the model says to each prompt, one token at a time."""
+    return [said(context, prompt) for prompt in prompts]
 
 
 def prompt_of(model: LlamaModel, seed: int) -> Tokens:
@@ -37,30 +62,24 @@ def prompt_of(model: LlamaModel, seed: int) -> Tokens:
     return model.vocabulary.tokenize(text, add_special=True, parse_special=False)
 
 
-def said(context: LlamaContext, prompt: Tokens, count: int = 24) -> list[int]:
-    """A greedy answer, one token at a time."""
+def said(context: LlamaContext, prompt: Tokens) -> list[int]:
     request = DrivenRequest(LlamaRunner(context), 0, prompt)
     request.prefill()
-    while len(request.output) < count:
+    while len(request.output) < TOKENS:
         request.decode()
     context.clear_sequence(0)
     return request.output
 
 
-@MODELS
-def test_what_the_model_says_is_accepted(oracle: GreedyOracle, model: LlamaModel, make_context: MakeContext) -> None:
-    context = make_context(model)
-    for seed in (0, 1):
-        prompt = prompt_of(model, seed)
-        oracle.check(prompt, said(context, prompt))
+def test_what_the_model_says_is_accepted(oracle: GreedyOracle, prompts: list[Tokens], answers: list[list[int]]) -> None:
+    for prompt, answer in zip(prompts, answers, strict=True):
+        oracle.check(prompt, answer)
 
 
-@MODELS
 def test_a_wrong_token_in_the_middle_is_caught(
-    oracle: GreedyOracle, model: LlamaModel, make_context: MakeContext
+    oracle: GreedyOracle, prompts: list[Tokens], answers: list[list[int]]
 ) -> None:
-    prompt = prompt_of(model, 0)
-    answer = said(make_context(model), prompt)
+    prompt, answer = prompts[0], answers[0]
     rows = oracle.rows(prompt, answer)
     for index in (0, 11, 23):
         below = rows[index].max() - rows[index]
@@ -71,13 +90,10 @@ def test_a_wrong_token_in_the_middle_is_caught(
             oracle.check(prompt, wrong)
 
 
-@MODELS
 def test_a_token_of_another_answer_is_caught_where_it_lands_or_right_behind_it(
-    oracle: GreedyOracle, model: LlamaModel, make_context: MakeContext
+    oracle: GreedyOracle, prompts: list[Tokens], answers: list[list[int]]
 ) -> None:
-    context = make_context(model)
-    prompts = [prompt_of(model, seed) for seed in (0, 1)]
-    own, foreign = (said(context, prompt) for prompt in prompts)
+    own, foreign = answers
     for index in range(0, len(own) - 1, 4):
         if own[index] != foreign[index]:
             mixed = [*own[:index], foreign[index], *own[index + 1 :]]
@@ -85,31 +101,24 @@ def test_a_token_of_another_answer_is_caught_where_it_lands_or_right_behind_it(
     assert oracle.faults(prompts[0], foreign)
 
 
-@MODELS
 def test_a_lost_or_a_doubled_token_is_caught(
-    oracle: GreedyOracle, model: LlamaModel, make_context: MakeContext
+    oracle: GreedyOracle, prompts: list[Tokens], answers: list[list[int]]
 ) -> None:
-    prompt = prompt_of(model, 0)
-    answer = said(make_context(model), prompt)
+    answer = answers[0]
     for changed in (answer[:10] + answer[11:], answer[:10] + answer[9:]):
-        assert oracle.faults(prompt, changed)
+        assert oracle.faults(prompts[0], changed)
 
 
-@MODELS
 def test_a_token_missing_from_the_prompt_is_caught(
-    oracle: GreedyOracle, model: LlamaModel, make_context: MakeContext
+    oracle: GreedyOracle, prompts: list[Tokens], answers: list[list[int]]
 ) -> None:
-    prompt = prompt_of(model, 0)
-    answer = said(make_context(model), prompt)
-    assert oracle.faults(prompt[:-1], answer)
+    assert oracle.faults(prompts[0][:-1], answers[0])
 
 
-@MODELS
 def test_few_tokens_of_the_vocabulary_lie_within_the_noise(
-    oracle: GreedyOracle, model: LlamaModel, make_context: MakeContext
+    oracle: GreedyOracle, prompts: list[Tokens], answers: list[list[int]]
 ) -> None:
-    prompt = prompt_of(model, 0)
-    rows = oracle.rows(prompt, said(make_context(model), prompt))
+    rows = oracle.rows(prompts[0], answers[0])
     acceptable = (rows >= rows.max(axis=1, keepdims=True) - oracle.noise).sum(axis=1)
     assert oracle.noise > 0
     assert acceptable.mean() < 3
