@@ -12,8 +12,10 @@ help: ## Show this list
 demo: setup ## Answer one prompt with the default model, SmolLM2-135M
 	@$(BIN)/forerun run smollm2 "$$PROMPT" --max-tokens 96
 
+# Tests start Python hundreds of times: compiled code is kept even where a container says otherwise.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## All tests, with models
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: setup ## Format, lint, types and import contracts: everything that runs no test
 	$(BIN)/ruff format --check .
