@@ -183,10 +183,10 @@ def test_a_real_model_with_mixed_adapters_at_once_and_then_again(smollm2_path: P
         oracle.close()
 
 
-def test_the_cache_is_looked_up_and_warmed_by_adapters(smollm2_path: Path) -> None:
-    files = {"a": build_adapter(TinyAdapter(seed=1), smollm2_path)}
+def test_the_cache_is_looked_up_and_warmed_by_adapters(tiny_dense_path: Path) -> None:
+    files = {"a": build_adapter(TinyAdapter(seed=1), tiny_dense_path)}
     prompt = some_tokens(100, seed=5)
-    with serving(smollm2_path, adapters=files) as engine:
+    with serving(tiny_dense_path, adapters=files) as engine:
         engine.cache.warm(prompt, adapters="a")
         assert engine.cache.lookup(prompt, adapters={"a": 1}).cached_tokens == 99
         assert engine.cache.lookup(prompt, adapters={"a": 0.5}).cached_tokens == 0
@@ -195,12 +195,12 @@ def test_the_cache_is_looked_up_and_warmed_by_adapters(smollm2_path: Path) -> No
         assert engine.cache.lookup(prompt, adapters="a").cached_tokens == 0
 
 
-def test_unused_adapters_change_nothing(smollm2_path: Path) -> None:
-    files = {"a": build_adapter(TinyAdapter(seed=1), smollm2_path)}
+def test_unused_adapters_change_nothing(tiny_dense_path: Path) -> None:
+    files = {"a": build_adapter(TinyAdapter(seed=1), tiny_dense_path)}
     prompt = some_tokens(50, seed=6)
     said: list[tuple[int, ...]] = []
     for adapters in ({}, files):
-        with serving(smollm2_path, adapters=adapters) as engine:
+        with serving(tiny_dense_path, adapters=adapters) as engine:
             said.append(tuple(answer(engine, prompt, greedy(NONE)).token_ids))
     assert said[0] == said[1]
 

@@ -32,7 +32,7 @@ from tests.model.serving import (
     usage_of,
 )
 from tests.support.greedy_eq import GreedyOracle, without_ends
-from tests.support.tiny_models import TinyModel
+from tests.support.tiny_models import SMALL_VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.model
 
@@ -245,12 +245,13 @@ def test_a_prompt_of_one_token_twice_and_at_the_same_time(
     drafting: Options, tiny_dense_path: Path, dense_oracle: GreedyOracle
 ) -> None:
     with serving(tiny_dense_path, **drafting) as engine:
-        assert [check_answer(engine, [4321], dense_oracle) for _ in range(2)] == [0, 0]
-        for output in answers(engine, [[4321]] * 4, SamplingParams(max_tokens=10)):
-            assert_length(output, [4321], 10)
-            dense_oracle.check([4321], output.token_ids)
+        assert [check_answer(engine, [1234], dense_oracle) for _ in range(2)] == [0, 0]
+        for output in answers(engine, [[1234]] * 4, SamplingParams(max_tokens=10)):
+            assert_length(output, [1234], 10)
+            dense_oracle.check([1234], output.token_ids)
 
 
+@pytest.mark.slow
 def test_the_real_model_answers_the_same_prompt_again(smollm2_path: Path, smollm2_oracle: GreedyOracle) -> None:
     with serving(smollm2_path) as engine:
         prompt = ids_in(engine.prompt("The three primary colours are"))
@@ -376,7 +377,7 @@ def test_after_every_error_an_ordinary_request_gets_its_usual_answer(drafting: O
     ordinary = some_tokens(30, seed=1)
     with serving(tiny_dense_path, n_ctx=512, reuse_prefixes=False, **drafting) as engine:
         usual = answer(engine, ordinary, SamplingParams(max_tokens=12)).token_ids
-        size = 49_152
+        size = SMALL_VOCABULARY
         bad: list[tuple[Ids, SamplingParams]] = [
             ([], SamplingParams()),
             (some_tokens(513, seed=2), SamplingParams()),
@@ -401,7 +402,7 @@ def test_after_every_error_an_ordinary_request_gets_its_usual_answer(drafting: O
 
 def test_a_request_whose_logits_are_all_banned_fails_alone(tiny_dense_path: Path, dense_oracle: GreedyOracle) -> None:
     others = [some_tokens(20, seed) for seed in (1, 2, 3)]
-    nothing_left = SamplingParams(max_tokens=9, logit_bias=dict.fromkeys(range(49_152), float("-inf")))
+    nothing_left = SamplingParams(max_tokens=9, logit_bias=dict.fromkeys(range(SMALL_VOCABULARY), float("-inf")))
     with engine_of(tiny_dense_path, {"draft": str(tiny_dense_path), "speculation": 4}) as engine:
         params = [SamplingParams(max_tokens=30)] * 3 + [nothing_left]
         found = sorted(engine.generate([*others, some_tokens(20, seed=4)], params), key=lambda output: output.index)

@@ -23,10 +23,10 @@ STORY = "Once upon a time there was a river that ran uphill on Sundays. " * 20
 
 
 def test_after_kill_9_the_next_turn_finds_its_prefix_on_disk_and_goes_on_alike(
-    smollm2_path: Path, tmp_path: Path
+    tiny_dense_path: Path, tmp_path: Path
 ) -> None:
     seen: list[str] = []
-    config = EngineConfig(model=str(smollm2_path), n_ctx=2048, n_threads=1, cache_dir=str(tmp_path / "cache"))
+    config = EngineConfig(model=str(tiny_dense_path), n_ctx=2048, n_threads=1, cache_dir=str(tmp_path / "cache"))
     parts = in_own_process(config, lambda name, _: seen.append(name))
     worker = parts.worker
     assert isinstance(worker, RemoteWorker)
@@ -46,7 +46,7 @@ def test_after_kill_9_the_next_turn_finds_its_prefix_on_disk_and_goes_on_alike(
         assert usage_of(first).cached_tokens == 0
         assert usage_of(again).cached_disk_tokens > 200
         assert again.text == expected
-    assert set(seen) <= {smollm2_path.name}
+    assert set(seen) <= {tiny_dense_path.name}
 
 
 def test_a_process_that_starts_again_needs_no_file_of_the_template(tiny_dense_path: Path, tmp_path: Path) -> None:

@@ -48,8 +48,14 @@ def last_logits(context: LlamaContext) -> Logits:
     return row
 
 
-@pytest.mark.parametrize("cuts", [(1,), (64,), (66, 132)])
-@pytest.mark.parametrize("name", ["dense", "smollm2"])
+@pytest.mark.parametrize(
+    ("name", "cuts"),
+    [
+        *[("dense", cuts) for cuts in ((1,), (64,), (66, 132))],
+        ("smollm2", (66, 132)),
+        *[pytest.param("smollm2", cuts, marks=pytest.mark.slow) for cuts in ((1,), (64,))],
+    ],
+)
 def test_a_prompt_gives_the_same_logits_whole_and_in_chunks(
     name: str, cuts: tuple[int, ...], request: pytest.FixtureRequest, make_context: MakeContext
 ) -> None:

@@ -47,9 +47,9 @@ pytestmark = pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "kv"),
     [
-        ("smollm2", "f16"),
-        pytest.param("smollm2", "q8_0", marks=pytest.mark.slow),
+        *[pytest.param("smollm2", kv, marks=pytest.mark.slow) for kv in ("f16", "q8_0")],
         ("dense", "f16"),
+        ("dense", "q8_0"),
         ("sliding window", "f16"),
     ],
 )

@@ -1,10 +1,11 @@
-"""Grammars on SmolLM2: answers always fit, and are greedy under the grammar, whatever drafts."""
+"""Grammars on real vocabularies: answers always fit, and are greedy under the grammar, whatever drafts."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from forerun.engine.output import Output
 from forerun.errors import InvalidRequestError
 from forerun.native.model import LlamaModel
 from forerun.structured.compiling import GrammarCompiler
-from tests.model.serving import ids_in
+from tests.model.serving import ids_in, some_tokens, usage_of
 from tests.support.greedy_eq import Edit, GreedyOracle, Logits
 
 pytestmark = pytest.mark.model
@@ -46,9 +47,9 @@ def loaded(path: Path, **options: Any) -> Engine:
     return Engine.load(path, n_ctx=1024, n_threads=1, cache_ram=0, **options)
 
 
-@pytest.fixture(scope="module", params=["ngram", "draft"])
+@pytest.fixture(scope="module", params=["ngram", pytest.param("draft", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
-    """Drafts by lookup, or with the target itself as the draft."""
+    """SmolLM2, drafting by lookup, or with itself as the draft."""
     draft: dict[str, Any] = {"draft": smollm2_path} if request.param == "draft" else {}
     with loaded(smollm2_path, speculation=5, **draft) as drafting:
         yield drafting
@@ -59,11 +60,17 @@ Check = Callable[[PromptLayout, Output, Grammar], None]
 
 @pytest.fixture(scope="module")
 def check(smollm2: LlamaModel, smollm2_oracle: GreedyOracle) -> Iterator[Check]:
+    with checking(smollm2, smollm2_oracle) as checked:
+        yield checked
+
+
+@contextmanager
+def checking(model: LlamaModel, oracle: GreedyOracle) -> Iterator[Check]:
     """Raises where an answer is not the greedy one among those that the grammar allows (GREEDY-EQ)."""
-    compiler = GrammarCompiler(smollm2.vocabulary)
+    compiler = GrammarCompiler(model.vocabulary)
 
     def checked(prompt: PromptLayout, output: Output, grammar: Grammar) -> None:
-        smollm2_oracle.check(ids_in(prompt), output.token_ids, _under(compiler(grammar), prompt, smollm2_oracle.noise))
+        oracle.check(ids_in(prompt), output.token_ids, _under(compiler(grammar), prompt, oracle.noise))
 
     yield checked
     compiler.close()
@@ -102,6 +109,28 @@ def test_greedy_answers_fit_and_are_the_greedy_ones_whatever_drafts(engine: Engi
         assert output.finish_reason == "stop"
         valid(output.text)
         check(prompt, output, JSON)
+
+
+@pytest.mark.parametrize("draft", [None, "tiny_dense_path", "tiny_poor_draft_path"])
+def test_a_model_that_would_write_anything_fits_as_well_whatever_drafts(
+    draft: str | None,
+    tiny_dense_path: Path,
+    dense: LlamaModel,
+    dense_oracle: GreedyOracle,
+    request: pytest.FixtureRequest,
+) -> None:
+    options = {"draft": request.getfixturevalue(draft)} if draft else {}
+    params = SamplingParams(max_tokens=200, grammar=JSON)
+    accepted = 0
+    with loaded(tiny_dense_path, speculation=5, **options) as engine, checking(dense, dense_oracle) as check:
+        for seed in range(4):
+            prompt = PromptLayout.of_text(some_tokens(30, seed))
+            (output,) = engine.generate(prompt, params)
+            assert output.finish_reason == "stop"
+            valid(output.text)
+            check(prompt, output, JSON)
+            accepted += usage_of(output).accepted_tokens
+    assert accepted > 0
 
 
 @pytest.mark.slow

@@ -149,9 +149,9 @@ def test_forks_accept_what_their_source_does(tiny_model: MakeTinyModel) -> None:
     assert of_forks == pytest.approx(of_each, rel=0.1)
 
 
-def test_the_cache_can_be_asked_and_told(smollm2_path: Path) -> None:
+def test_the_cache_can_be_asked_and_told(tiny_dense_path: Path) -> None:
     system = "You are a careful clerk. " * 20
-    with serving(smollm2_path, cache_ram=GIB) as engine:
+    with serving(tiny_dense_path, cache_ram=GIB) as engine:
         assert engine.cache.lookup(system).cached_tokens == 0
         warmed = engine.cache.warm(system)
         found = engine.cache.lookup(system)
