@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forerun.core.prompt import Tokens
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
 from tests.conftest import MakeTinyModel
@@ -18,6 +19,11 @@ from tests.support.greedy_eq import GreedyOracle
 from tests.support.tiny_models import TinyModel
 
 MakeContext = Callable[..., LlamaContext]
+
+
+def long_probes() -> list[Tokens]:
+    """For answers to prompts of up to 3,000 tokens."""
+    return [random_tokens(count, seed=count) for count in (100, 300, 1500, 3000)]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +49,7 @@ def smollm2_oracle(smollm2: LlamaModel) -> Iterator[GreedyOracle]:
 
 @pytest.fixture(scope="session")
 def dense_oracle(dense: LlamaModel) -> Iterator[GreedyOracle]:
-    oracle = GreedyOracle(dense, probes=[random_tokens(count, seed=count) for count in (100, 300, 1500, 3000)])
+    oracle = GreedyOracle(dense, probes=long_probes())
     yield oracle
     oracle.close()
 

@@ -11,6 +11,7 @@ import pytest
 from forerun import Output, SamplingParams
 from forerun.native.model import LlamaModel
 from tests.conftest import MakeTinyModel
+from tests.model.conftest import long_probes
 from tests.model.serving import answer, answers, serving, some_tokens, usage_of
 from tests.support.greedy_eq import GreedyOracle
 from tests.support.tiny_models import TinyModel
@@ -35,7 +36,7 @@ def path(request: pytest.FixtureRequest, tiny_model: MakeTinyModel) -> Path:
 @pytest.fixture(scope="module")
 def oracle(path: Path) -> Iterator[GreedyOracle]:
     model = LlamaModel.load(path)
-    oracle = GreedyOracle(model, n_ctx=4096)
+    oracle = GreedyOracle(model, n_ctx=4096, probes=long_probes())
     yield oracle
     oracle.close()
     model.close()
