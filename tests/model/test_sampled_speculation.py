@@ -32,7 +32,7 @@ def sampled(seed: int | None, *, is_on: bool) -> SamplingParams:
     return SamplingParams(
         max_tokens=LENGTH,
         temperature=3.0,
-        top_p=0.9,
+        top_p=0.999,  # of the distribution before temperature flattens it
         seed=seed,
         logit_bias=bias,
         speculation=None if is_on else 0,
