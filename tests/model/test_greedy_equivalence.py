@@ -142,7 +142,7 @@ SMOLLM2_DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["target", *[pytest.param(name, marks=pytest.mark.slow) for name in ("none", "ngram", "poor")]])
+@pytest.fixture(params=["ngram", *[pytest.param(name, marks=pytest.mark.slow) for name in ("none", "target", "poor")]])
 def real_engine(request: pytest.FixtureRequest, smollm2_path: Path, tiny_smollm2_draft_path: Path) -> Iterator[Engine]:
     """SmolLM2; the poor draft is a random model with its vocabulary."""
     poor = {"draft": str(tiny_smollm2_draft_path), "speculation": 4}
