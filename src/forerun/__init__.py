@@ -24,6 +24,8 @@ from forerun.errors import (
     ModelNotFoundError,
     StepFailedError,
 )
+from forerun.media.picture import Picture
+from forerun.media.reading import read_picture
 from forerun.plugins import DrafterContext
 
 __version__ = "0.1.0"
@@ -52,6 +54,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFoundError",
     "Output",
+    "Picture",
     "PromptBoundary",
     "PromptCheckpoint",
     "PromptCheckpointState",
@@ -65,4 +68,5 @@ __all__ = [
     "StepFailedError",
     "TokenLogprobs",
     "Usage",
+    "read_picture",
 ]
