@@ -148,8 +148,20 @@ def test_samples_follow_the_distribution(name: str, size: int) -> None:
 # --- two models ---
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"temperature": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    ("noise", "filters"),
+    [
+        *((noise, {}) for noise in (0.1, 0.5, 1.5)),
+        (0.5, {"top_p": 0.9}),
+        (0.5, {"temperature": 0.7}),
+        *(
+            pytest.param(noise, filters, marks=pytest.mark.slow)
+            for noise in (0.1, 1.5)
+            for filters in ({"top_p": 0.9}, {"temperature": 0.7})
+        ),
+    ],
+    ids=str,
+)
 def test_a_draft_chooses_what_the_target_will_as_often_as_promised(noise: float, filters: dict[str, Any]) -> None:
     params = SamplingParams(**{"temperature": 1.0} | filters)
     logits = some_logits(4, 400)

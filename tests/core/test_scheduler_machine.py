@@ -439,7 +439,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("FORERUN_MACHINE_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("FORERUN_MACHINE_EXAMPLES", "100")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

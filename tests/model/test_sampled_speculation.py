@@ -18,7 +18,7 @@ from tests.model.serving import Ids, answer, answers, serving, some_tokens, usag
 
 pytestmark = pytest.mark.model
 
-SAMPLES = 2000
+SAMPLES = 1200
 LENGTH = 4
 FEW = some_tokens(24, seed=11)
 """Bias leaves these tokens to the tiny model, temperature makes them about equally likely: a flat distribution that can

@@ -45,7 +45,7 @@ def test_nobody_but_culprits_is_lost_on_llama_cpp_whatever_fails(
     draft = str(tiny_medium_draft_path) if kind == "dense" else None
     subject = real_subject(str(path), 1, OFTEN, draft=draft, breaks_calls=breaks_calls)
     with closing(subject):
-        summary = Soak(subject, seed=1).run(lambda steps: steps < 120)
+        summary = Soak(subject, seed=1).run(lambda steps: steps < 80)
     assert summary.lost == ()
     assert sum(summary.faults.values()) > 0
     assert summary.finished["length"] > 0
