@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from benchmarks.stall import config
+from forerun.compose_models import ToServe
 from forerun.compose_server import Announcements, serve
 from forerun.models.resolve import resolve_model
 from forerun.server.settings import LogFormat, ServerSettings
@@ -24,7 +25,8 @@ def forerun(model: str, target: str) -> None:
         lambda *_: None,
         lambda _: _say(ports[0]),
     )
-    serve(config(model, float(target)), ServerSettings(port=0, aliases=("any",), log_format=LogFormat.OFF), told)
+    models = [ToServe(config(model, float(target)), aliases=("any",), is_loaded_at_once=True)]
+    serve(models, ServerSettings(port=0, log_format=LogFormat.OFF), told)
 
 
 def llama(model: str, batch: str) -> None:

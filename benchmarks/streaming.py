@@ -21,11 +21,12 @@ from typing import Final
 from benchmarks.http_stream import ask
 from benchmarks.report import Figures, spread
 from benchmarks.settings import settings
-from forerun.compose import AsyncEngine, LoadProgress
+from forerun.compose import AsyncEngine
 from forerun.compose_process import in_own_process
 from forerun.core.request import SamplingParams
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.front_end import FrontEndParts
+from forerun.engine.loading import LoadProgress
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteWorker
 from forerun.engine.tokenizer import Tokenizer

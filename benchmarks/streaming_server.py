@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks.streaming import config, open_engine
+from forerun.compose_models import ToServe
 from forerun.compose_server import Announcements, serve
 from forerun.server.settings import LogFormat, ServerSettings
 
@@ -16,7 +17,8 @@ def main(model: str) -> None:
         lambda *_: None,
         lambda _: print(ports[0], flush=True),  # noqa: T201 (all that it says)
     )
-    serve(config(model), ServerSettings(port=0, log_format=LogFormat.OFF), told, opening=open_engine)
+    models = [ToServe(config(model), is_loaded_at_once=True)]
+    serve(models, ServerSettings(port=0, log_format=LogFormat.OFF), told, opening=open_engine)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from forerun.server.metrics import MetricsPage, ServerMetrics
+from forerun.server.registry import ModelRegistry
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
 
@@ -17,11 +18,13 @@ _HEAD: Final = """\
 # Metrics
 
 `GET /metrics` answers in Prometheus' text format; with API keys it asks for one, as every route but `/health` does.
-Names follow vLLM's where they mean the same. Label values come from fixed sets: nothing a caller sends becomes one.
+Names follow vLLM's where they mean the same. Label values come from fixed sets, `model` is one of the names that the
+server was started with: nothing a caller sends becomes one.
 
 The server counts requests; the engine counts its steps, and is asked between two of them. A scrape waits for it half a
 second and then tells what it said last (`forerun:engine_counts_age_seconds`). When its process comes back after a
-crash, counters go on from where they were last read.
+crash, or the model is loaded again, counters go on from where they were last read; gauges of a model that is not loaded
+are left out.
 
 This table is made from the code: `python -m tools.metrics_doc`.
 
@@ -32,7 +35,7 @@ This table is made from the code: `python -m tools.metrics_doc`.
 
 def metrics_page() -> str:
     """The whole page."""
-    page = MetricsPage(ServerMetrics(), Backend(ServerSettings()))
+    page = MetricsPage(ServerMetrics(), Backend(ServerSettings(), ModelRegistry([])))
     return _HEAD + "".join(_line(family) for family in page.collect())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from forerun.core.verification import verify
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import machine_load, physical_cores
 from forerun.engine.engine import BlockingEngine
+from forerun.engine.loading import LoadPhase, LoadProgress, PhaseProgress, during
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.recorded import RecordedScheduler
 from forerun.engine.recording import Journal
@@ -50,9 +52,6 @@ SUFFIX_BYTES = 36
 """What a token of past outputs takes (core/suffix.py)."""
 _BUSY = 0.7
 """Cores that other programs may use before measured costs are told to be theirs too."""
-
-LoadProgress = Callable[[str, float], None]
-"""Told the model's name and the share that is loaded, 0 to 1."""
 
 
 def _config(model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
@@ -100,44 +99,43 @@ def as_listed(config: EngineConfig) -> EngineConfig:
 
 
 def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:
-    """Find, check and load the models, and join everything. Raises ModelError with one clear line."""
-    from forerun.native.drafter import LlamaDrafter
-    from forerun.native.mtp import MtpDrafter
+    """Find, check and load the models, and join everything: all of it, or nothing stays in memory.
+
+    Raises ModelError with one clear line, and what `progress` raises.
+    """
     from forerun.native.runner import LlamaRunner
 
     config = as_listed(config)
     factory = None if config.drafter is None else find_factory(config.drafter)
     template = given_template(config)
-    found = preflight(config)
+    looking = during(LoadPhase.FILES, progress)
+    found = usable_files(config, looking)
     config = settled(config, found)
-    limits, paths, with_mtp = found.usable_limits, found.paths, found.with_mtp
+    digests = adapter_digests(found, looking)
+    identity = model_identity(config, found, looking) if config.cache_dir is not None else None
+    limits = found.usable_limits
     with ExitStack() as loaded:
-        model = _load(paths[0], config, loaded, progress, with_mtp=with_mtp)
-        digests = adapter_digests(found, progress)
+        model = _load(found.paths[0], config, loaded, during(LoadPhase.TARGET, progress), with_mtp=found.with_mtp)
         adapters = _adapters(model, found, digests)
-        n_ctx, draft_n_ctx = limits.n_ctx, limits.draft_n_ctx
-        if n_ctx > model.n_ctx_train:
-            logger.warning(
-                "n_ctx %d is beyond the %d tokens %s was trained for", n_ctx, model.n_ctx_train, paths[0].name
-            )
-        context = _context(model, config, n_ctx, loaded)
-        drafter: LlamaDrafter | None = None
-        if with_mtp:
-            drafter = MtpDrafter(_context(model, config, draft_n_ctx, loaded, is_mtp=True), context)
-        elif draft_n_ctx:
-            draft = _load(paths[1], config, loaded, progress)
-            draft_context = _context(draft, config, draft_n_ctx, loaded)
-            rollback = _rollback(draft_context, config, limits.n_seq_max)
-            drafter = LlamaDrafter(draft_context, model.vocabulary.size, rollback)
-        synthetic = config.synthetic_acceptance
-        verification = verify if synthetic is None else SyntheticAcceptance(synthetic).verify
+        draft = (
+            None if len(found.paths) == 1 else _load(found.paths[1], config, loaded, during(LoadPhase.DRAFT, progress))
+        )
+        _warn_beyond_training(model, limits.n_ctx)
+        making = during(LoadPhase.CONTEXTS, progress)
+        making(model.path.name, 0.0)
+        context = _context(model, config, limits.n_ctx, loaded)
+        drafter = _drafter(draft or model, context, config, limits, loaded)
         contexts = [context] if drafter is None else [context, drafter.context]
-        costs = step_costs(config, contexts, progress) if config.drafts_by_gain else None
-        pace = costs.target if costs else target_pace(config, context, progress)
-        tiers = open_tiers(config, context, drafter, lambda: model_identity(config, found, progress), loaded)
+        tiers = open_tiers(config, context, drafter, identity, loaded)
+        making(model.path.name, 1.0)
+        warming = during(LoadPhase.WARM_UP, progress)
+        _warm_up(contexts, warming)
+        costs = step_costs(config, contexts, warming) if config.drafts_by_gain else None
+        pace = costs.target if costs else target_pace(config, context, warming)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         make_scheduler = _scheduler_factory(config, loaded)
+        synthetic = config.synthetic_acceptance
         return EngineParts(
             scheduler=make_scheduler(
                 scheduler_config,
@@ -150,7 +148,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             runner=LlamaRunner(
                 context,
                 drafter,
-                verification,
+                verify if synthetic is None else SyntheticAcceptance(synthetic).verify,
                 _rollback(context, config, limits.n_seq_max),
                 tiers.segments if tiers else None,
                 _applied(adapters, contexts),
@@ -158,12 +156,52 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
             vocabulary=model.vocabulary,
             chat_template=chat_template(model, template),
             constrain=_constrain(model, loaded),
-            model_name=paths[0].name,
-            n_ctx=n_ctx,
+            model_name=model.path.name,
+            n_ctx=limits.n_ctx,
             interrupt=lambda: _interrupt(contexts),
             dispose=loaded.pop_all().close,
             checks_integrity=config.checks_integrity,
         )
+
+
+def usable_files(config: EngineConfig, progress: PhaseProgress) -> Preflight:
+    """What `preflight` finds of models that can be loaded. Raises ModelError for others."""
+    name = f"header of {Path(config.model).name}"
+    progress(name, 0.0)
+    found = preflight(config)
+    found.require_usable()
+    progress(name, 1.0)
+    return found
+
+
+def _warn_beyond_training(model: LlamaModel, n_ctx: int) -> None:
+    if n_ctx > model.n_ctx_train:
+        logger.warning("n_ctx %d is beyond the %d tokens %s was trained for", n_ctx, model.n_ctx_train, model.path.name)
+
+
+def _drafter(
+    draft: LlamaModel, context: LlamaContext, config: EngineConfig, limits: Limits, loaded: ExitStack
+) -> LlamaDrafter | None:
+    """What drafts with a model: another one than the target's or, where it is the same, its MTP head."""
+    from forerun.native.drafter import LlamaDrafter
+    from forerun.native.mtp import MtpDrafter
+
+    if not limits.draft_n_ctx:
+        return None
+    if draft is context.model:
+        return MtpDrafter(_context(draft, config, limits.draft_n_ctx, loaded, is_mtp=True), context)
+    own = _context(draft, config, limits.draft_n_ctx, loaded)
+    return LlamaDrafter(own, context.model.vocabulary.size, _rollback(own, config, limits.n_seq_max))
+
+
+def _warm_up(contexts: Sequence[LlamaContext], progress: PhaseProgress) -> None:
+    # On a thread that ends, as measurements are (compose_costs.cost_curve).
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        for context in contexts:
+            name = f"{context.model.path.name}'s MTP head" if context.params.is_mtp else context.model.path.name
+            progress(name, 0.0)
+            thread.submit(context.warm_up).result()
+            progress(name, 1.0)
 
 
 def _scheduler_factory(config: EngineConfig, loaded: ExitStack) -> Callable[..., Scheduler]:
@@ -279,7 +317,7 @@ class _Wanted:
         return self.config.native_ids(has_state=has_state)
 
 
-def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None = None) -> Check:
+def check(config: EngineConfig, *, measures: bool, progress: PhaseProgress | None = None) -> Check:
     """Everything `preflight` finds, and what drafting can bring here: from costs known, or measured with `measures`.
 
     Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable. Raises
@@ -310,7 +348,7 @@ def check(config: EngineConfig, *, measures: bool, progress: LoadProgress | None
 
 
 def _measured_or_told(
-    candidate: Candidate, config: EngineConfig, found: Preflight, progress: LoadProgress | None
+    candidate: Candidate, config: EngineConfig, found: Preflight, progress: PhaseProgress | None
 ) -> CostCurve | None:
     """A model's costs here; None where they could not be measured, which is then a finding."""
     from forerun.models.findings import Finding, Verdict
@@ -339,7 +377,7 @@ def _drafts_with_mtp(config: EngineConfig, header: GgufHeader) -> bool:
 
 
 def _load(
-    path: Path, config: EngineConfig, loaded: ExitStack, progress: LoadProgress | None, *, with_mtp: bool = False
+    path: Path, config: EngineConfig, loaded: ExitStack, progress: PhaseProgress | None, *, with_mtp: bool = False
 ) -> LlamaModel:
     from forerun.native.model import LlamaModel
 
@@ -371,7 +409,7 @@ def _applied(adapters: Mapping[str, LoraAdapter], contexts: Sequence[LlamaContex
     return AppliedAdapters(adapters, own) if adapters else None
 
 
-def adapter_digests(found: Preflight, progress: LoadProgress | None = None) -> dict[str, str]:
+def adapter_digests(found: Preflight, progress: PhaseProgress | None = None) -> dict[str, str]:
     """What KV that was computed with them depends on, by name."""
     from forerun.models.file_digest import file_digest
 
@@ -420,7 +458,7 @@ def _context_params(
     )
 
 
-def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> list[tuple[Path, CostCurve]]:
+def calibrate(config: EngineConfig, progress: PhaseProgress | None = None) -> list[tuple[Path, CostCurve]]:
     """The cost curves of the model and, where there is one, its draft. Raises ModelError."""
     config = as_listed(config)
     found = preflight(config)
@@ -428,7 +466,7 @@ def calibrate(config: EngineConfig, progress: LoadProgress | None = None) -> lis
     return [(candidate.header.path, _measured(candidate, config, progress)) for candidate in found.candidates]
 
 
-def _measured(candidate: Candidate, config: EngineConfig, progress: LoadProgress | None) -> CostCurve:
+def _measured(candidate: Candidate, config: EngineConfig, progress: PhaseProgress | None) -> CostCurve:
     """Load a model for as long as its cost curve, or its head's, takes."""
     with ExitStack() as loaded:
         model = _load(candidate.header.path, config, loaded, progress, with_mtp=candidate.is_mtp)
@@ -502,7 +540,7 @@ def chat_template(model: LlamaModel, given: str | None = None) -> ChatRenderer |
     return PromptWriter(ChatTemplate(source, bos, eos), vocabulary.control_tokens)
 
 
-def model_identity(config: EngineConfig, found: Preflight, progress: LoadProgress | None = None) -> ModelIdentity:
+def model_identity(config: EngineConfig, found: Preflight, progress: PhaseProgress | None = None) -> ModelIdentity:
     """What stored KV of a usable pair depends on. Reads the models' files where it is their first time.
 
     Raises ModelLoadError.

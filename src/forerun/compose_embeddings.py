@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forerun.compose_process import plain_options, wait_until_started
 from forerun.engine.cores import physical_cores
 from forerun.engine.embedding import Embedder, EmbeddingEngine, EmbeddingParts
+from forerun.engine.loading import LoadPhase, LoadProgress, PhaseProgress, during
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote_embedder import EMBEDDING_CHILD, RemoteEmbedder
 from forerun.engine_config import EngineConfig
@@ -16,8 +18,6 @@ from forerun.errors import InvalidConfigError
 
 if TYPE_CHECKING:  # forerun.models and forerun.native are loaded where a model is
     from pathlib import Path
-
-    from forerun.compose import LoadProgress
 
 _MAX_INPUTS: Final = 64
 """Of a batch."""
@@ -53,7 +53,7 @@ def embedding_in_own_process(
     from forerun.native.model import LlamaModel
 
     _check(config)
-    path = _found(config)
+    path = _found(config, during(LoadPhase.FILES, progress))
     program = EngineProgram(f"{__name__}:embedder_from", plain_options(config), child=EMBEDDING_CHILD)
     with ExitStack() as loaded:
         model = LlamaModel.load(path, vocab_only=True)
@@ -78,17 +78,20 @@ def embedder_from(options: Mapping[str, Any], progress: LoadProgress) -> Embedde
     from forerun.native.model import LlamaModel
 
     config = EngineConfig(**options)
-    path = _found(config)
-    model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=lambda share: progress(path.name, share))
+    path = _found(config, during(LoadPhase.FILES, progress))
+    loading, making = during(LoadPhase.TARGET, progress), during(LoadPhase.CONTEXTS, progress)
+    model = LlamaModel.load(path, n_gpu_layers=config.n_gpu_layers, progress=partial(loading, path.name))
+    making(path.name, 0.0)
     n_ctx = config.n_ctx or max(_SMALLEST_BATCH, min(model.n_ctx_train, _LARGEST_BATCH))
     threads = config.n_threads or physical_cores()
     return LlamaEmbedder(model, n_ctx=n_ctx, max_inputs=_MAX_INPUTS, n_threads=threads)
 
 
-def _found(config: EngineConfig) -> Path:
+def _found(config: EngineConfig, progress: PhaseProgress) -> Path:
     from forerun.models.probe import probe_model
     from forerun.models.resolve import resolve_model
 
+    progress(config.model, 0.0)
     return probe_model(resolve_model(config.model)).path
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import Any, Final, Protocol
 
-from forerun.compose import LoadProgress, build, chat_template, given_template, preflight, settled
+from forerun.compose import build, chat_template, given_template, settled, usable_files
 from forerun.engine.front_end import FrontEndParts
 from forerun.engine.health import EngineHealth
+from forerun.engine.loading import LoadPhase, LoadProgress, during
 from forerun.engine.parts import EngineParts
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteLimits, RemoteWorker
@@ -35,21 +37,25 @@ def in_own_process(
 ) -> FrontEndParts:
     """Start an engine in a process of its own and wait until it is ready; it is started again whenever it dies.
 
-    `AsyncEngine(in_own_process(config))` is used like any other. Raises ModelError with one clear line.
+    `AsyncEngine(in_own_process(config))` is used like any other. Raises ModelError with one clear line, and what
+    `progress` raises: there is no process then.
     """
     from forerun.native.model import LlamaModel
 
     plain_options(config)  # refused before anything is looked at
     given = given_template(config)
-    found = preflight(config)
+    found = usable_files(config, during(LoadPhase.FILES, progress))
     options = plain_options(settled(config, found))
-    model = LlamaModel.load(found.paths[0], vocab_only=True)
-    tokenizer = Tokenizer(model.vocabulary)
-    template = chat_template(model, given)
+    with ExitStack() as loaded:
+        model = LlamaModel.load(found.paths[0], vocab_only=True)
+        loaded.callback(model.close)
+        tokenizer = Tokenizer(model.vocabulary)
+        template = chat_template(model, given)
+        free = loaded.pop_all().close
 
     def dispose(reason: str) -> None:
         tokenizer.retire(reason)
-        model.close()
+        free()
 
     worker = RemoteWorker(EngineProgram(f"{__name__}:build_from", options), limits or RemoteLimits(), dispose=dispose)
     wait_until_started(worker, progress)
@@ -85,16 +91,15 @@ class Starting(Protocol):
 
 
 def wait_until_started(one: Starting, progress: LoadProgress | None) -> None:
-    """Until its model is loaded; closes it where that fails, and raises why."""
-    while True:
-        try:
-            one.started.result(_LOOKS)
-        except NotYet:
+    """Until its model is loaded; closes it where that fails or `progress` raises, and raises why."""
+    try:
+        while True:
+            with suppress(NotYet):
+                one.started.result(_LOOKS)
+                return
             health = one.health
-            if progress is not None and health.loading:
-                progress(health.loading, health.progress)
-        except BaseException:
-            one.close()
-            raise
-        else:
-            return
+            if progress is not None:
+                progress(health.phase or LoadPhase.FILES, health.loading, health.progress)
+    except BaseException:
+        one.close()
+        raise

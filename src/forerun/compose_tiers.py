@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,12 +44,12 @@ def open_tiers(
     config: EngineConfig,
     context: LlamaContext,
     drafter: LlamaDrafter | None,
-    identity: Callable[[], ModelIdentity],
+    identity: ModelIdentity | None,
     loaded: ExitStack,
 ) -> OpenTiers | None:
     """The tiers of an engine whose contexts are made; None where it keeps prefixes in its KV memory alone.
 
-    `identity` is asked only where prefixes go to disk: it reads the models' files. Raises InvalidConfigError.
+    `identity`: of the models, where prefixes go to disk. Raises InvalidConfigError.
     """
     from forerun.cache.host import host_bytes
     from forerun.cache.opening import open_store
@@ -61,12 +61,11 @@ def open_tiers(
         return None
     sizes = measured_sizes(context, drafter)
     sizes = replace(sizes, per_segment=host_bytes(sizes.per_segment))
-    if config.cache_dir is None:
+    if config.cache_dir is None or identity is None:
         store, found = open_store(ram)
         key = ""
     else:
-        known = identity()
-        key = known.key
-        store, found = open_store(ram, Path(config.cache_dir), config.cache_disk, key, known.description())
+        key = identity.key
+        store, found = open_store(ram, Path(config.cache_dir), config.cache_disk, key, identity.description())
     loaded.callback(store.close)
     return OpenTiers(Segments(context, drafter, store), found, ram, store.disk_budget, sizes, key)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.compose_server import served_id
+from forerun.compose_models import served_id
 from forerun.core.config import MODEL_DRAFTER
 from forerun.engine_config import EngineConfig
 from forerun.models.file_digest import file_digest

@@ -31,18 +31,41 @@ def fake(_config, _progress):
 serve.serve = functools.partial(serve.serve, opening=fake)
 main()
 """
+LOADING = """
+import functools
+import sys
+from forerun.cli import main, serve
+from forerun.compose_process import wait_until_started
+from forerun.engine.process import EngineProgram
+from forerun.engine.remote import RemoteWorker
+
+def endless(_config, progress):
+    worker = RemoteWorker(EngineProgram("tests.support.fake_engine:make", {"loads_while": "/"}))
+    while not worker.health.progress:
+        pass
+    print("loads in", worker.pid, file=sys.stderr, flush=True)
+    wait_until_started(worker, progress)
+
+serve.serve = functools.partial(serve.serve, opening=endless)
+main()
+"""
 
 
 class Served:
     """The command's process, whose lines on standard error can be awaited."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", PROGRAM, "serve", "fake", "--port", "0", "--log-format", "off"]
+    def __init__(self, program: str = PROGRAM, ready: str = "is ready at") -> None:
+        """`ready`: a line with these words is awaited."""
+        command = [sys.executable, "-c", program, "serve", "fake", "--port", "0", "--log-format", "off"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.url = self.line_with("is ready at").split(" ready at ")[1].split()[0]
+        self.line = self.line_with(ready)
+
+    @property
+    def url(self) -> str:
+        return self.line.split(" ready at ")[1].split()[0]
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -114,3 +137,16 @@ def test_a_server_without_open_answers_stops_without_a_word(served: Served) -> N
     assert served.process.wait(PATIENCE) == 0
     assert served._lines.get(timeout=PATIENCE).startswith("  curl ")
     assert served._lines.get(timeout=PATIENCE) == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_told_to_stop_while_it_loads_ends_at_once_and_leaves_no_process(number: signal.Signals) -> None:
+    served = Served(LOADING, "loads in")
+    try:
+        engine = psutil.Process(int(served.line.split()[-1]))
+        served.process.send_signal(number)
+        assert served.process.wait(PATIENCE) == 0
+        assert served._lines.get(timeout=PATIENCE) == "", "it said something"
+        engine.wait(PATIENCE)
+    finally:
+        served.close()

@@ -29,6 +29,7 @@ from forerun import (
     Output,
     SamplingParams,
 )
+from forerun.engine.loading import LoadPhase
 from forerun.engine.process import Backoff
 from forerun.engine.remote import RemoteLimits, RemoteWorker
 from forerun.errors import OverloadedError
@@ -220,6 +221,7 @@ def test_closing_while_a_model_loads_ends_it_at_once(tmp_path: Path) -> None:
     worker = remote_worker(loads_while=str(loads))
     wait_until(lambda: worker.health.progress == 0.5)
     assert worker.health.state is EngineState.LOADING
+    assert worker.health.phase is LoadPhase.TARGET
     assert worker.health.loading == "a model"
     stream = Engine(front_end_parts(worker)).stream("waits", TEN)
     worker.close()

@@ -11,6 +11,7 @@ import pytest
 
 from forerun import Engine, EngineConfig, EngineDiedError, ModelNotFoundError, SamplingParams
 from forerun.compose_process import in_own_process
+from forerun.engine.loading import LoadPhase
 from forerun.engine.remote import RemoteWorker
 from forerun.errors import InvalidConfigError
 from tests.model.serving import usage_of
@@ -25,9 +26,9 @@ STORY = "Once upon a time there was a river that ran uphill on Sundays. " * 20
 def test_after_kill_9_the_next_turn_finds_its_prefix_on_disk_and_goes_on_alike(
     tiny_dense_path: Path, tmp_path: Path
 ) -> None:
-    seen: list[str] = []
+    seen: list[LoadPhase] = []
     config = EngineConfig(model=str(tiny_dense_path), n_ctx=2048, n_threads=1, cache_dir=str(tmp_path / "cache"))
-    parts = in_own_process(config, lambda name, _: seen.append(name))
+    parts = in_own_process(config, lambda phase, *_: seen.append(phase))
     worker = parts.worker
     assert isinstance(worker, RemoteWorker)
     with Engine(parts) as engine:
@@ -46,7 +47,7 @@ def test_after_kill_9_the_next_turn_finds_its_prefix_on_disk_and_goes_on_alike(
         assert usage_of(first).cached_tokens == 0
         assert usage_of(again).cached_disk_tokens > 200
         assert again.text == expected
-    assert set(seen) <= {tiny_dense_path.name}
+    assert seen[0] is LoadPhase.FILES
 
 
 def test_a_process_that_starts_again_needs_no_file_of_the_template(tiny_dense_path: Path, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from forerun.core.prompt import PromptLayout
 from forerun.core.request import FinishReason, TokenLogprobs, Usage
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.server.jobs import ChatJob, ChoiceEvent, TextJob
+from forerun.server.model_entry import ServedModel, Serving
 from forerun.server.seats import Seats
-from forerun.server.serving import Backend, ServedModel, Serving
+from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
+from tests.server.support import loaded_backend
 
 MODEL = "scripted"
 PROMPT_TOKENS = 11
@@ -99,4 +101,5 @@ class ScriptedService:
 
 def scripted_backend(service: ScriptedService, engine: AsyncioEngine, settings: ServerSettings) -> Backend:
     """A backend whose answers are scripted; the engine is there for its tokenizer and its health."""
-    return Backend(settings, Serving(engine, service, Seats(8, 8), ServedModel(MODEL, "scripted.gguf")))
+    model = ServedModel(MODEL, "scripted.gguf", embeds=False)
+    return loaded_backend(settings, Serving(engine, service, Seats(8, 8), model))

@@ -15,16 +15,21 @@ from fastapi import FastAPI
 
 from forerun.chat.prompts import PromptWriter
 from forerun.chat.templates import ChatTemplate
-from forerun.compose_server import serving_on
+from forerun.compose_models import serving_on
 from forerun.core.config import SchedulerConfig
 from forerun.core.sampling import SamplingContext
 from forerun.core.scheduler import Scheduler
 from forerun.core.verification import Verified, verify
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.front_end import FrontEndParts
+from forerun.engine.loading import LoadProgress
 from forerun.engine.parts import EngineParts
 from forerun.server.app import create_app
 from forerun.server.listening import HttpServer
+from forerun.server.model_entry import EmbeddingServing, ModelEntry, Opened, ServedModel, Serving
+from forerun.server.registry import ModelRegistry
+from forerun.server.residency import Footprint
+from forerun.server.seats import Seats
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
 from forerun.testing.served import IM_END, IM_START, PacedRunner, served_parts
@@ -112,7 +117,38 @@ def backend_for(
 ) -> Backend:
     """`options` are those of `serving_on`."""
     settings = settings or ServerSettings()
-    return Backend(settings, serving_on(engine, settings, MODEL, max_num_seqs=max_running, **options))
+    model = options.pop("model", ServedModel(MODEL, engine.model_name, embeds=False))
+    return loaded_backend(settings, serving_on(engine, settings, model, max_num_seqs=max_running, **options))
+
+
+def loaded_backend(settings: ServerSettings, *loaded: Serving | EmbeddingServing) -> Backend:
+    """A backend whose models are loaded; who opened their engines closes them."""
+    entries = []
+    for serving in loaded:
+        entry = ModelEntry(serving.model, NeverLoaded())
+        entry.loaded(Opened(serving, left_open))
+        entries.append(entry)
+    return Backend(settings, ModelRegistry(entries))
+
+
+async def left_open() -> None:
+    """Closes nothing."""
+
+
+class NeverLoaded:
+    """Implements ModelSource, of a model that is loaded already."""
+
+    footprint = Footprint(0, 0)
+
+    def open(self, model: ServedModel, progress: LoadProgress) -> Opened:
+        raise AssertionError(f"{model.id} is loaded, and loaded again: {progress}")
+
+
+def seats_of(backend: Backend) -> Seats:
+    """Of its only model."""
+    (entry,) = backend.models.entries
+    assert isinstance(entry.serving, Serving)
+    return entry.serving.seats
 
 
 @asynccontextmanager

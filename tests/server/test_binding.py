@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from forerun.compose_models import ToServe
 from forerun.compose_server import Announcements, serve
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
@@ -32,7 +33,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:
         said = f"^port: 127.0.0.1:{port} is in use by another program: end that, or choose another port with --port"
         with pytest.raises(InvalidConfigError, match=said):
             serve(
-                EngineConfig(model="fake"),
+                [ToServe(EngineConfig(model="fake"), is_loaded_at_once=True)],
                 ServerSettings(host=LOCAL, port=port),
                 Announcements(nothing, nothing, nothing),
                 opening=load,  # type: ignore[arg-type]

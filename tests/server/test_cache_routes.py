@@ -19,7 +19,7 @@ from forerun.engine.tokenizer import Tokenizer
 from forerun.server.settings import ServerSettings
 from forerun.testing import FAKE_SIZES, FakeStore
 from forerun.testing.served import ByteVocabulary, PacedRunner, served_parts
-from tests.server.support import MODEL, ServerUnderTest, served
+from tests.server.support import MODEL, ServerUnderTest, seats_of, served
 
 LONG = "Once upon a time there was a river that ran uphill on Sundays. " * 4
 KEYS = ("sk-the-first-key", "sk-the-second-key")
@@ -237,7 +237,6 @@ def test_a_client_that_leaves_ends_what_it_warmed() -> None:
         with pytest.raises((asyncio.CancelledError, httpx.HTTPError)):
             await warming
         await server.assert_idle()
-        assert server.backend.serving is not None
-        assert server.backend.serving.seats.open == 0
+        assert seats_of(server.backend).open == 0
 
     on_a_server(check, served_parts(seconds_per_step=0.02))

@@ -20,10 +20,10 @@ from forerun.engine.remote_embedder import EMBEDDING_CHILD
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
 from forerun.server.app import create_app
-from forerun.server.serving import Backend, EmbeddingServing, ServedModel
+from forerun.server.model_entry import EmbeddingServing, ServedModel
 from forerun.server.settings import ServerSettings
 from tests.conftest import MakeTinyModel
-from tests.server.support import served
+from tests.server.support import loaded_backend, served
 from tests.support.tiny_models import TinyModel
 
 pytestmark = pytest.mark.model
@@ -44,8 +44,7 @@ def engine(encoder: Path) -> Any:
 
 @asynccontextmanager
 async def client_of(engine: EmbeddingEngine) -> AsyncIterator[httpx.AsyncClient]:
-    backend = Backend(ServerSettings())
-    backend.embedding = EmbeddingServing(engine, ServedModel(MODEL, "tiny.gguf"))
+    backend = loaded_backend(ServerSettings(), EmbeddingServing(engine, ServedModel(MODEL, "tiny.gguf", embeds=True)))
     transport = httpx.ASGITransport(create_app(backend), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client

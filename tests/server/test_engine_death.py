@@ -19,7 +19,7 @@ from forerun.engine.process import Backoff, EngineProgram
 from forerun.engine.remote import RemoteWorker
 from forerun.engine.tokenizer import Tokenizer
 from forerun.testing.served import ByteVocabulary, served_template
-from tests.server.support import HELLO_BODY, ListeningServer, events_of, listening
+from tests.server.support import HELLO_BODY, ListeningServer, events_of, listening, seats_of
 
 CHAT = "/v1/chat/completions"
 STREAMS = 8
@@ -105,8 +105,7 @@ def test_all_streams_of_a_killed_engine_end_with_an_error_and_the_next_request_i
     assert events_of(after.text)[-1] == "[DONE]"
     assert health_once(server, "ok")[0] == 200
     assert worker.pid not in (None, before)
-    assert server.backend.serving is not None
-    assert server.backend.serving.seats.open == 0
+    assert seats_of(server.backend).open == 0
     assert psutil.Process(worker.pid).ppid() == os.getpid()  # the server's process is the one it was
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from forerun.server.app import create_app
+from forerun.server.registry import ModelRegistry
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
 from forerun.testing.served import served_parts
@@ -20,7 +21,7 @@ from tests.server.support import MODEL, ListeningServer, listening
 # Its client leaves sockets to the collector, which warns during whatever test runs then.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
-schema = schemathesis.openapi.from_dict(create_app(Backend(ServerSettings())).openapi())
+schema = schemathesis.openapi.from_dict(create_app(Backend(ServerSettings(), ModelRegistry([]))).openapi())
 OPERATIONS: dict[str, Any] = {
     f"{operation.method} {operation.path}": operation
     for found in schema.get_all_operations()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from forerun.testing.served import served_parts
-from tests.server.support import HELLO_BODY, ListeningServer, events_of, listening
+from tests.server.support import HELLO_BODY, ListeningServer, events_of, listening, seats_of
 
 CHAT = "/v1/chat/completions"
 ENDLESS: dict[str, Any] = {**HELLO_BODY, "max_tokens": 60_000, "ignore_eos": True}
@@ -24,8 +24,7 @@ def wait_until_idle(server: ListeningServer) -> None:
     while server.stats() != (0, 0):
         assert time.monotonic() < until, server.stats()
         time.sleep(0.01)
-    assert server.backend.serving is not None
-    assert server.backend.serving.seats.open == 0
+    assert seats_of(server.backend).open == 0
 
 
 def wait_until_busy(server: ListeningServer, running: int) -> None:

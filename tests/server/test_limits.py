@@ -14,11 +14,8 @@ import httpx
 import pytest
 
 from forerun.core.prompt import Tokens
-from forerun.engine.health import EngineState
 from forerun.errors import OverloadedError
-from forerun.server.app import create_app
 from forerun.server.seats import Seats
-from forerun.server.serving import Backend
 from forerun.server.settings import LogFormat, ServerSettings
 from forerun.testing import ManualClock
 from forerun.testing.served import served_parts
@@ -163,29 +160,6 @@ def test_a_conversation_beyond_what_a_template_may_do_is_told_so_in_plain_words(
             message = response.json()["error"]["message"]
             assert "the conversation is too long to render" in message
             assert "Error" not in message
-
-    asyncio.run(main())
-
-
-def test_health_is_not_ok_before_the_model_is_loaded_and_when_it_cannot_be() -> None:
-    async def main() -> None:
-        backend = Backend(ServerSettings())
-        transport = httpx.ASGITransport(create_app(backend))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            backend.loading("model.gguf", 0.25)
-            response = await client.get("/health")
-            assert response.status_code == 503
-            assert response.json() == {"status": "loading", "loading": {"what": "model.gguf", "share": 0.25}}
-            early = await client.post(CHAT, json=HELLO_BODY)
-            assert early.status_code == 503
-            assert "25%" in early.json()["error"]["message"]
-            assert int(early.headers["retry-after"]) > 0
-            backend.failed("model.gguf: is no model")
-            response = await client.get("/health")
-            assert (response.status_code, response.json()["status"]) == (503, EngineState.FAILED)
-            failed = await client.post(CHAT, json=HELLO_BODY)
-            assert failed.status_code == 503
-            assert "is no model" in failed.json()["error"]["message"]
 
     asyncio.run(main())
 

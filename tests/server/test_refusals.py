@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.compose_server import limits_of
+from forerun.compose_models import limits_of
 from forerun.core.engine_limits import EngineLimits
 from forerun.engine_config import EngineConfig
 from tests.server.support import scripted_parts, served

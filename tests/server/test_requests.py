@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from forerun.server.body import parse_json, validated
 from forerun.server.json_shape import JsonShape, json_shape
+from forerun.server.model_entry import ServedModel
 from forerun.server.problems import ProblemError
 from forerun.server.settings import ServerSettings
 from forerun.server.wire.chat import ChatRequest
@@ -112,7 +113,7 @@ def test_case_a2_a_body_that_is_no_json_object_is_refused(content: bytes) -> Non
 
 def test_case_a2_an_unknown_model_is_not_found_and_the_known_names_are_told() -> None:
     async def main() -> None:
-        async with served(settings=ServerSettings(aliases=("gpt-4o",))) as server:
+        async with served(model=ServedModel(MODEL, "fake", ("gpt-4o",), embeds=False)) as server:
             for response in (await server.chat(model="gpt-9"), await server.complete(model="gpt-9")):
                 assert_refused(response, status=404)
                 error = response.json()["error"]

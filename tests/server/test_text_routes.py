@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.server.model_entry import ServedModel
 from forerun.server.settings import ServerSettings
 from forerun.testing.served import IM_END, IM_START
 from tests.server.support import MODEL, scripted_parts, served
@@ -125,14 +126,16 @@ def test_another_model_is_not_here(path: str, fields: Any) -> None:
 
 def test_props_say_what_the_server_was_started_with() -> None:
     async def main() -> None:
-        settings = ServerSettings(aliases=("gpt-4o",), max_queue=7, timeout=9.0)
-        async with served(settings=settings) as server:
+        settings = ServerSettings(max_queue=7, timeout=9.0)
+        model = ServedModel(MODEL, "fake", ("gpt-4o",), ("sql",), embeds=False)
+        async with served(settings=settings, model=model) as server:
             props = (await server.client.get("/props")).json()
             assert props.pop("version")
             assert props == {
                 "model": MODEL,
                 "model_file": "fake",
                 "aliases": ["gpt-4o"],
+                "adapters": ["sql"],
                 "n_ctx": 65_536,
                 "n_vocab": 258,
                 "max_queue": 7,
@@ -141,6 +144,7 @@ def test_props_say_what_the_server_was_started_with() -> None:
                 "has_chat_template": True,
                 "embeds": False,
                 "modalities": {"vision": False, "audio": False},
+                "models": {MODEL: "ok"},
             }
 
     asyncio.run(main())

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forerun.core.stats import SchedulerStats
 from forerun.core.step import StepPlan, StepResult
+from forerun.engine.health import EngineHealth, EngineState
 from forerun.engine.telemetry import DraftCounts, EngineTelemetry, Telemetry
 from forerun.errors import EngineClosedError
 from forerun.server.engine_counts import EngineCounter
@@ -57,9 +58,9 @@ def test_a_request_is_counted_by_route_and_status_with_what_it_took() -> None:
         assert told["forerun:time_to_first_token_seconds_count"] == 1
         assert told["forerun:inter_token_latency_seconds_count"] == 7  # of 8 tokens
         assert told["forerun:e2e_request_latency_seconds_count"] == 1
-        assert told["forerun:generation_tokens_total{source=target}"] == 8
+        assert told["forerun:generation_tokens_total{model=fake,source=target}"] == 8
         assert told["forerun:request_generation_tokens_sum"] == 8
-        assert told["forerun:engine_state{state=ready}"] == 1
+        assert told["forerun:engine_state{model=fake,state=ready}"] == 1
         assert told["forerun:http_requests_open"] == 1  # the scrape itself
 
     asyncio.run(main())
@@ -260,9 +261,12 @@ def test_probes_of_a_server_that_loads_or_is_ready_fill_no_log(caplog: pytest.Lo
     async def main() -> None:
         async with served() as server:
             assert (await server.client.get("/health")).status_code == 200
-            server.backend.serving = None
+            (entry,) = server.backend.models.entries
+            opened, entry.opened = entry.opened, None
+            entry.loading(EngineHealth(EngineState.LOADING))
             assert (await server.client.get("/health")).status_code == 503
             assert caplog.records == []
+            entry.opened = opened
             await server.chat()  # what wants an answer is told
             assert len(caplog.records) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from forerun.core.prompt import Tokens
 from forerun.engine.embedding import Vectors
+from forerun.engine.loading import LoadPhase, LoadProgress
 from forerun.errors import EngineError, ModelLoadError
 
 KILLS, FAILS, HANGS, RAISES = 900, 901, 902, 903
@@ -40,9 +41,9 @@ class FakeEmbedder:
         pass
 
 
-def make(options: Mapping[str, Any], progress: Callable[[str, float], None]) -> FakeEmbedder:
+def make(options: Mapping[str, Any], progress: LoadProgress) -> FakeEmbedder:
     """Options: `fails` (the message), `dies` loading, `loads_while` a file is there."""
-    progress("a model", 0.5)
+    progress(LoadPhase.TARGET, "a model", 0.5)
     if "fails" in options:
         raise ModelLoadError(options["fails"])
     if options.get("dies"):

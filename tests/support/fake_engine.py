@@ -6,12 +6,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forerun.core.step import PrefillRows, Runner, StepPlan, StepResult
+from forerun.engine.loading import LoadPhase, LoadProgress
 from forerun.engine.parts import EngineParts
 from forerun.errors import ModelLoadError
 from forerun.testing.served import ByteVocabulary, served_parts
@@ -44,7 +45,7 @@ def _text(rows: PrefillRows) -> bytes:
     return b"".join(ByteVocabulary().piece(int(token)) for token in rows.tokens)
 
 
-def make(options: Mapping[str, Any], progress: Callable[[str, float], None]) -> EngineParts:
+def make(options: Mapping[str, Any], progress: LoadProgress) -> EngineParts:
     """Options of `served_parts`, and of the faults: `fails` (the message), `dies` loading, `loads_while` a file is
     there; `imported` writes the names of loaded modules to a file; `warns` are loggers that warn."""
     given = dict(options)
@@ -52,7 +53,7 @@ def make(options: Mapping[str, Any], progress: Callable[[str, float], None]) -> 
     imported = given.pop("imported", None)
     for name in given.pop("warns", ()):
         logging.getLogger(name).warning("this is wrong")
-    progress("a model", 0.5)
+    progress(LoadPhase.TARGET, "a model", 0.5)
     if fails:
         raise ModelLoadError(fails)
     if dies:

@@ -13,7 +13,7 @@ from forerun.cli.cache_commands import cache_app
 from forerun.cli.endings import ends_well
 from forerun.cli.flatten import takes_groups
 from forerun.cli.models_commands import models_app
-from forerun.cli.options import ModelOptions, SamplingOptions
+from forerun.cli.options import EngineOptions, ModelOptions, SamplingOptions
 from forerun.cli.serve_options import ServeOptions
 
 app = typer.Typer(
@@ -111,6 +111,10 @@ Examples:
     forerun serve model.gguf --chat-template chat_template.jinja
 
     FORERUN_API_KEY=... forerun serve model.gguf --host 0.0.0.0
+
+    forerun serve --model small=smollm2 --model coder=qwen2.5-coder-1.5b --max-loaded 1
+
+    forerun serve model.gguf --adapter sql=sql-lora.gguf      (requests name the model model:sql)
 """
 
 _REPLAY_EXAMPLES = """
@@ -322,14 +326,14 @@ def doctor(*, json: Annotated[bool, typer.Option("--json", metavar=_FLAG, help="
 @app.command(epilog=_SERVE_EXAMPLES)
 @takes_groups
 @ends_well
-def serve(model: ModelOptions, options: ServeOptions, *, verbose: Verbose = False) -> None:
-    """Serve a model behind OpenAI's and Anthropic's APIs, until Ctrl-C or SIGTERM.
+def serve(options: ServeOptions, engine: EngineOptions, *, verbose: Verbose = False) -> None:
+    """Serve models behind OpenAI's and Anthropic's APIs, until Ctrl-C or SIGTERM.
 
     Point any client at the address that is printed. Fields of requests: docs/openai-compat.md.
     """
-    from forerun.cli.serve import serve_model
+    from forerun.cli.serve import serve_models
 
-    serve_model(model, options, verbose=verbose)
+    serve_models(options, engine, verbose=verbose)
 
 
 @app.command(epilog=_REPLAY_EXAMPLES)

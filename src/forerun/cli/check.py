@@ -14,7 +14,8 @@ from rich.text import Text
 from forerun.cli.endings import ERROR
 from forerun.cli.options import ModelOptions
 from forerun.cli.terminal import Terminal
-from forerun.compose import LoadProgress, check
+from forerun.compose import check
+from forerun.engine.loading import PhaseProgress
 from forerun.engine_config import EngineConfig
 from forerun.models.findings import Finding, Verdict
 from forerun.models.fit import TOKENS_A_REQUEST, Fit
@@ -44,7 +45,7 @@ def _measured(config: EngineConfig, terminal: Terminal) -> Check:
     return check(config, measures=True, progress=_announced(terminal))
 
 
-def _announced(terminal: Terminal) -> LoadProgress:
+def _announced(terminal: Terminal) -> PhaseProgress:
     """Says once for each model that its costs are being measured, and that this takes a while."""
 
     def show(name: str, share: float) -> None:

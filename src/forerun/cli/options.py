@@ -65,17 +65,10 @@ def _adapter_scale(text: str) -> tuple[str, float]:
         raise InvalidRequestError("adapters", f"NAME or NAME=SCALE, for instance sql=0.5, got {text!r}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """Which model, and how much memory and compute it gets."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a model is loaded, and how much memory and compute it gets."""
 
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Path of a GGUF file, or an id such as smollm2 (`forerun models list`), which brings its draft.",
-        ),
-    ]
     draft: Annotated[
         str | None,
         _model(help="A smaller model with the same vocabulary that drafts ahead."),
@@ -144,11 +137,12 @@ class ModelOptions:
         bool, _model("--calibrate", metavar="", help="Measure what decodes cost here again (auto speculation).")
     ] = False
 
-    def config(self) -> EngineConfig:
+    def engine(self, model: str) -> EngineConfig:
+        """The configuration of an engine on a model. Raises InvalidConfigError."""
         if self.drafter is not None and "" not in sys.path:
             sys.path.insert(0, "")  # modules in the current folder, as under `python -m`
         return EngineConfig(
-            model=self.model,
+            model=model,
             draft=self.draft,
             mtp=self.mtp,
             drafter=self.drafter,
@@ -164,6 +158,23 @@ class ModelOptions:
             n_gpu_layers=self.n_gpu_layers,
             recalibrate=self.calibrate,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(EngineOptions):
+    """Which model, and how it is loaded."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Path of a GGUF file, or an id such as smollm2 (`forerun models list`), which brings its draft.",
+        ),
+    ]
+
+    def config(self) -> EngineConfig:
+        """Raises InvalidConfigError."""
+        return self.engine(self.model)
 
 
 @dataclass(frozen=True, slots=True)

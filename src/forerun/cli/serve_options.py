@@ -32,13 +32,32 @@ def _latency(text: str) -> float | Literal["auto"]:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where the server listens, who may call, and its limits."""
+    """Which models there are, where the server listens, who may call, and its limits."""
 
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Path of a GGUF file, or an id such as smollm2 (`forerun models list`), which brings its draft. Loaded"
+            " at once; options for one model, such as --draft, are for this one.",
+            show_default=False,
+        ),
+    ] = None
+    models: Annotated[
+        list[str] | None,
+        _option(
+            "--model",
+            metavar="NAME=MODEL",
+            help="A further model, under a name of its own, loaded when it is first asked for; may be repeated.",
+        ),
+    ] = None
+    max_loaded: Annotated[
+        int | None,
+        _option(help="Models in memory at a time; the least recently used one goes. Default: as many as fit."),
+    ] = None
     host: Annotated[str, _option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1"
     port: Annotated[int, _option(help="0: one that is free.")] = DEFAULT_PORT
-    alias: Annotated[
-        list[str] | None, _option(metavar="NAME", help="A further name of the model; may be repeated.")
-    ] = None
+    alias: Annotated[list[str] | None, _option(metavar="NAME", help="A further name of MODEL; may be repeated.")] = None
     chat_format: Annotated[
         str, _option(metavar="NAME", help="How the model writes calls and reasoning. Default: told from its template.")
     ] = "auto"
@@ -113,30 +132,28 @@ class ServeOptions:
     )
 
     def engine(self, config: EngineConfig) -> EngineConfig:
-        """An engine's configuration with what the server says of it. Raises InvalidConfigError."""
+        """An engine's configuration with what the server says of all."""
+        return replace(config, max_num_seqs=self.max_num_seqs, target_itl_ms=self.target_itl_ms)
+
+    def recorded(self, config: EngineConfig) -> EngineConfig:
+        """The same, recorded where that is wanted. Raises InvalidConfigError."""
         if self.record is not None and self.record.exists():
             raise InvalidConfigError("--record", f"{self.record} is there already: give another name, or remove it")
         record = None if self.record is None else str(self.record.absolute())
-        return replace(
-            config,
-            max_num_seqs=self.max_num_seqs,
-            target_itl_ms=self.target_itl_ms,
-            record=record,
-            record_text=self.record_text,
-        )
+        return replace(config, record=record, record_text=self.record_text)
 
     def settings(self) -> ServerSettings:
         """Raises InvalidConfigError."""
         return ServerSettings(
             host=self.host,
             port=self.port,
-            aliases=tuple(self.alias or ()),
             api_keys=_keys(self.api_key_file),
             cors_origins=tuple(self.cors_origin or ()),
             max_body_bytes=parse_size("max_body", self.max_body),
             allow_media_url=tuple(self.allow_media_url or ()),
             media_root=self.media_root,
             media_limits=_media_limits(self.max_image_pixels),
+            max_loaded=self.max_loaded,
             max_queue=self.max_queue,
             timeout=self.timeout,
             keep_alive=self.keep_alive,

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.text import Text
 
 from forerun.compose import Engine, build
+from forerun.engine.loading import LoadPhase
 from forerun.engine.output import Output
 from forerun.engine_config import EngineConfig
 
@@ -101,7 +102,7 @@ class Terminal:
     def load(self, config: EngineConfig) -> Engine:
         """An engine, with progress while its models load."""
         with self.loading(config.model) as progress:
-            return Engine(build(config, progress.show))
+            return Engine(build(config, progress.show_phase))
 
     @contextmanager
     def loading(self, model: str, doing: str = "loading") -> Iterator[LoadingBars]:
@@ -127,6 +128,10 @@ class LoadingBars:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=1.0)
         self._progress.update(self._tasks[name], completed=share)
+
+    def show_phase(self, phase: LoadPhase, name: str, share: float) -> None:
+        """Implements engine.loading.LoadProgress."""
+        self.show(f"{name} ({phase})", share)
 
     def stop(self) -> None:
         """Nothing more is loaded: take the bars away."""

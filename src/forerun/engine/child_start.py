@@ -18,13 +18,13 @@ from typing import Any, Final, TypeAlias
 
 from forerun.engine import messages
 from forerun.engine.connection import Connection
+from forerun.engine.loading import LoadPhase, LoadProgress
 from forerun.engine.messages import Command, Loading, Report, Start
 from forerun.errors import EngineError, ForerunError, InvalidConfigError
 
 logger = logging.getLogger(__name__)
 
-Progress: TypeAlias = Callable[[str, float], None]
-Factory: TypeAlias = Callable[[Mapping[str, Any], Progress], Any]
+Factory: TypeAlias = Callable[[Mapping[str, Any], LoadProgress], Any]
 """Builds what the process is for. Raises ForerunError."""
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -49,12 +49,12 @@ def begin(arguments: Sequence[str]) -> tuple[Connection[Command], Start] | None:
 def built(start: Start, tell: Callable[[Report], None]) -> Any:
     """What the front end wants; `tell` is told how far it is. Raises ForerunError, for whatever the factory raises."""
     sys.path.extend(folder for folder in start.path if folder not in sys.path)
-    told: dict[str, float] = {}
+    told: dict[tuple[LoadPhase, str], float] = {}
 
-    def progress(what: str, share: float) -> None:
-        if share >= 1.0 or abs(share - told.get(what, -1.0)) >= _SMALLEST_PROGRESS:
-            told[what] = share
-            tell(Loading(what, share))
+    def progress(phase: LoadPhase, what: str, share: float) -> None:
+        if share >= 1.0 or abs(share - told.get((phase, what), -1.0)) >= _SMALLEST_PROGRESS:
+            told[phase, what] = share
+            tell(Loading(phase, what, share))
 
     factory = _find_factory(start.factory)
     try:

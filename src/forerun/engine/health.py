@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forerun.engine.loading import LoadPhase
+
 
 class EngineState(StrEnum):
+    UNLOADED = "unloaded"
+    """The models are loaded when somebody asks for them."""
     LOADING = "loading"
     """Models are being loaded for the first time. Requests wait."""
     READY = "ready"
@@ -19,7 +23,9 @@ class EngineState(StrEnum):
     CLOSED = "closed"
 
 
-_TAKES_REQUESTS = frozenset({EngineState.LOADING, EngineState.READY, EngineState.STALLED, EngineState.RESTARTING})
+_TAKES_REQUESTS = frozenset(
+    {EngineState.UNLOADED, EngineState.LOADING, EngineState.READY, EngineState.STALLED, EngineState.RESTARTING}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class EngineHealth:
     state: EngineState
     reason: str | None = None
     """Why it is not ready, in one line."""
+    phase: LoadPhase | None = None
+    """Of loading."""
     loading: str = ""
     """What is being loaded."""
     progress: float = 0.0

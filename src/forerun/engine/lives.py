@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from forerun.engine.health import READY, EngineHealth, EngineState
+from forerun.engine.loading import LoadPhase
 from forerun.engine.process import Backoff
 
 CLOSED: Final = "the engine was closed"
@@ -46,9 +47,9 @@ class Lives:
         self.restart_at = None
         self._last_words = ""
 
-    def load(self, what: str, share: float) -> None:
-        """It loads `what`; a share of 0 to 1 is there."""
-        self._health = replace(self._health, loading=what, progress=share)
+    def load(self, phase: LoadPhase, what: str, share: float) -> None:
+        """It loads `what`, in this phase; a share of 0 to 1 is there."""
+        self._health = replace(self._health, phase=phase, loading=what, progress=share)
 
     def be_ready(self) -> None:
         """It takes requests from now on."""

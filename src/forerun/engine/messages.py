@@ -25,6 +25,7 @@ import numpy as np
 from forerun import errors
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import OutputDelta, Request
+from forerun.engine.loading import LoadPhase
 from forerun.engine.questions import ClearCache, Counts, Explain, LookUp, Pin, Question, Stats
 from forerun.errors import EngineError, ForerunError, InvalidConfigError, InvalidRequestError
 
@@ -90,6 +91,7 @@ class Embed(_Message, frozen=True):
 
 
 class Loading(_Message, frozen=True):
+    phase: LoadPhase
     what: str
     share: float
 

@@ -376,8 +376,8 @@ class RemoteWorker:
                 self._relay(deltas)
             case Answer():
                 self._answer(report)
-            case Loading(what, share):
-                self._lives.load(what, share)
+            case Loading(phase, what, share):
+                self._lives.load(phase, what, share)
             case Ready():
                 self._be_ready(report)
             case Failed(error):

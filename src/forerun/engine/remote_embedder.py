@@ -215,8 +215,8 @@ class RemoteEmbedder:
     def _learn(self, report: Report) -> None:
         with self._changed:
             match report:
-                case Loading(what, share):
-                    self._lives.load(what, share)
+                case Loading(phase, what, share):
+                    self._lives.load(phase, what, share)
                 case EmbedderReady():
                     self._be_ready(report)
                 case Embedded():

@@ -175,6 +175,23 @@ class LlamaContext:
             self._abort_flag[0] = b"\0"
         raise NativeStepError(kind, f"{kind}: {batch.rows} rows, llama_decode returned {code}")
 
+    def warm_up(self) -> None:
+        """Evaluate one row and forget it: weights are read in and buffers made now, not by the first request.
+
+        What cannot be computed at all raises ModelLoadError.
+        """
+        mark = native_log.mark()
+        batch = self.new_batch()
+        batch.add_row(0, 0, 0)
+        llama_cpp.llama_set_warmup(self._handle, True)
+        code: int = llama_cpp.llama_decode(self._handle, batch.native)
+        llama_cpp.llama_synchronize(self._handle)
+        llama_cpp.llama_set_warmup(self._handle, False)
+        self.clear_sequence(0)
+        if code:
+            reasons = "; ".join(native_log.errors_since(mark)) or f"llama_decode returned {code}"
+            raise ModelLoadError(f"{self.model.path}: nothing can be computed with this model here: {reasons}")
+
     @property
     def logits(self) -> NDArray[np.float32]:
         """Logits of the last decode's output rows, in order: shape (outputs, vocabulary).

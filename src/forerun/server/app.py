@@ -19,7 +19,7 @@ from forerun.server.openapi import with_bodies
 from forerun.server.problems import answer_error
 from forerun.server.responses import routes as responses_routes
 from forerun.server.security import ApiKeys, BodyLimit, HeaderLimit, KeyCheck, LocalCheck
-from forerun.server.serving import Backend
+from forerun.server.serving import Backend, Leases
 
 _ROUTERS: Final = (
     chat_completions.router,
@@ -36,7 +36,7 @@ _DESCRIPTION: Final = "OpenAI's and Anthropic's APIs on llama.cpp models. Fields
 
 
 def create_app(backend: Backend) -> FastAPI:
-    """The application on a backend, which may still be loading."""
+    """The application on a backend, whose models may still be loading."""
     settings = backend.settings
     # Swagger's scripts come from the server itself: its page works without internet, and tells nobody that it is read.
     app = FastAPIOffline(
@@ -50,6 +50,7 @@ def create_app(backend: Backend) -> FastAPI:
         app.add_exception_handler(kind, answer_error)
     keys = ApiKeys(settings.api_keys)
     # The last one added is the outermost: a preflight request of a browser carries no key.
+    app.add_middleware(Leases)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(KeyCheck, keys=keys)
     if settings.is_loopback and not keys:

@@ -15,7 +15,7 @@ from forerun.server.body import json_body
 from forerun.server.leaving import unless_client_leaves
 from forerun.server.openapi import ERRORS, takes
 from forerun.server.problems import Problem, ProblemError
-from forerun.server.serving import serving_of, tenant_of
+from forerun.server.serving import serving_for, tenant_of, with_adapter
 from forerun.server.text_routes import layout_of
 from forerun.server.wire.tools import CachePrompt, ClearRequest, ExplainRequest, PinRequest
 
@@ -58,7 +58,8 @@ class Cleared(BaseModel):
 @router.post("/lookup", openapi_extra=takes(CachePrompt))
 async def lookup(request: Request, body: Annotated[CachePrompt, json_body(CachePrompt)]) -> Lookup:
     """How much of a prompt would be reused now. Changes nothing."""
-    serving = serving_of(request)
+    body = with_adapter(request, body, body.model)
+    serving = await serving_for(request, body.model)
     layout = await layout_of(serving, body)
     found = await serving.engine.cache.lookup(layout, **_whose(request, body))
     return Lookup(
@@ -74,7 +75,8 @@ async def lookup(request: Request, body: Annotated[CachePrompt, json_body(CacheP
 @router.post("/warm", openapi_extra=takes(CachePrompt))
 async def warm(request: Request, body: Annotated[CachePrompt, json_body(CachePrompt)]) -> Warmed:
     """Compute a prompt, so that later ones that begin alike find it."""
-    serving = serving_of(request)
+    body = with_adapter(request, body, body.model)
+    serving = await serving_for(request, body.model)
     layout = await layout_of(serving, body)
     with serving.seats.taken(1):
         usage = await unless_client_leaves(request, serving.engine.cache.warm(layout, **_whose(request, body)))
@@ -84,7 +86,8 @@ async def warm(request: Request, body: Annotated[CachePrompt, json_body(CachePro
 @router.post("/pin", openapi_extra=takes(PinRequest))
 async def pin(request: Request, body: Annotated[PinRequest, json_body(PinRequest)]) -> Pinned:
     """Keep what is stored of a prompt in host memory for a while. Warm first what may not be there."""
-    serving = serving_of(request)
+    body = with_adapter(request, body, body.model)
+    serving = await serving_for(request, body.model)
     layout = await layout_of(serving, body)
     tokens = await serving.engine.cache.pin(layout, body.seconds, **_whose(request, body))
     return Pinned(pinned_tokens=tokens)
@@ -94,7 +97,8 @@ async def pin(request: Request, body: Annotated[PinRequest, json_body(PinRequest
 async def explain(request: Request, body: Annotated[ExplainRequest, json_body(ExplainRequest)]) -> Explanation:
     """Why no more of an answered request's prompt was reused."""
     request_id = f"{body.id.rpartition('-')[2].rpartition('_')[2]}-{body.choice}"
-    found = await serving_of(request).engine.cache.explain(request_id)
+    serving = await serving_for(request, body.model)
+    found = await serving.engine.cache.explain(request_id)
     if found is None:
         said = "no such answer is remembered: give the id of a recent one"
         raise ProblemError(Problem(status=404, message=said, param="id", code="not_found"))
@@ -111,8 +115,9 @@ async def explain(request: Request, body: Annotated[ExplainRequest, json_body(Ex
 
 @router.post("/clear", openapi_extra=takes(ClearRequest))
 async def clear(request: Request, body: Annotated[ClearRequest, json_body(ClearRequest)]) -> Cleared:
-    """Forget what was cached for the caller's key and this salt, in memory and on disk."""
-    dropped = await serving_of(request).engine.cache.clear(tenant=tenant_of(request, body.cache_salt))
+    """Forget what a model cached for the caller's key and this salt, in memory and on disk."""
+    serving = await serving_for(request, body.model)
+    dropped = await serving.engine.cache.clear(tenant=tenant_of(request, body.cache_salt))
     return Cleared(dropped=dropped)
 
 

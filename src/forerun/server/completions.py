@@ -22,7 +22,7 @@ from forerun.server.leaving import unless_client_leaves
 from forerun.server.openapi import ERRORS, takes
 from forerun.server.problems import error_event
 from forerun.server.sending import sent
-from forerun.server.serving import serving_of, tenant_of
+from forerun.server.serving import serving_for, tenant_of, with_adapter
 from forerun.server.sse import DONE, data_event
 from forerun.server.timings import timings
 from forerun.server.wire.common import grammar_of
@@ -34,8 +34,8 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/completions", responses=ERRORS, openapi_extra=takes(CompletionRequest))
 async def completions(request: Request, body: Annotated[CompletionRequest, json_body(CompletionRequest)]) -> Response:
     """Continue prompts, each n times, whole or as a stream of events."""
-    serving = serving_of(request)
-    serving.require_model(body.model)
+    body = with_adapter(request, body, body.model)
+    serving = await serving_for(request, body.model)
     job = text_job(body, tenant_of(request, body.cache_salt))
     answering = await unless_client_leaves(request, serving.service.start(job))
     answer = CompletionAnswer(answering, body, job, serving.model.id, serving.engine.tokenizer)

@@ -20,7 +20,7 @@ from forerun.server.body import json_body
 from forerun.server.leaving import unless_client_leaves
 from forerun.server.openapi import ERRORS, takes
 from forerun.server.records import current_record
-from forerun.server.serving import embedding_of
+from forerun.server.serving import embedding_for
 from forerun.server.wire.embeddings import MAX_INPUTS, MAX_TOKENS, EmbeddingRequest
 
 router = APIRouter(tags=["OpenAI"])
@@ -30,8 +30,7 @@ _FLOAT32: Final = "<f4"
 @router.post("/v1/embeddings", responses=ERRORS, openapi_extra=takes(EmbeddingRequest))
 async def embeddings(request: Request, body: Annotated[EmbeddingRequest, json_body(EmbeddingRequest)]) -> Response:
     """The vector of each input, of length 1, in their order. Needs an embedding model."""
-    serving = embedding_of(request)
-    serving.model.require(body.model)
+    serving = await embedding_for(request, body.model)
     engine = serving.engine
     if body.dimensions not in (None, engine.dimensions):
         own = f"this model's vectors have {engine.dimensions} numbers"

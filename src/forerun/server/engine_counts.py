@@ -29,6 +29,10 @@ class EngineCounts:
     """How often it was started, as far as somebody looked in between."""
     age: float
     """Seconds since it said so."""
+    loads: int = 1
+    """How many of its starts were wanted."""
+    is_current: bool = True
+    """Whether there is such an engine now: what is no count of one that was unloaded says nothing."""
 
 
 class EngineCounter:

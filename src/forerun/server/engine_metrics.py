@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -14,6 +14,7 @@ from forerun.engine.telemetry import DraftCounts, EngineTelemetry
 from forerun.server.engine_counts import EngineCounts
 
 PREFIX: Final = "forerun:"
+ValueT = TypeVar("ValueT")
 Labelled: TypeAlias = Mapping[tuple[str, ...], float]
 """Values by label values."""
 
@@ -178,28 +179,39 @@ _HISTOGRAMS: Final = (
 )
 
 
-def engine_families(counts: EngineCounts | None) -> Iterator[Metric]:
-    """All families of the engine's; without samples where nothing is known of it."""
-    told = None if counts is None else counts.telemetry
+def engine_families(counts: Mapping[str, EngineCounts]) -> Iterator[Metric]:
+    """All families of the engines', by the models' names; without samples where nothing is known."""
+    told = {model: one.telemetry for model, one in counts.items()}
+    current = {model: telemetry for model, telemetry in told.items() if counts[model].is_current}
     for one in _COUNTERS:
-        counter = CounterMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
-        yield counter if told is None else numbers(counter, one.read(told))
+        counter = CounterMetricFamily(PREFIX + one.name, one.help, labels=("model", *one.labels))
+        yield numbers(counter, _by_model(told, one.read))
     for one in _GAUGES:
-        gauge = GaugeMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
-        yield gauge if told is None else numbers(gauge, one.read(told))
+        gauge = GaugeMetricFamily(PREFIX + one.name, one.help, labels=("model", *one.labels))
+        yield numbers(gauge, _by_model(current, one.read))
     for each in _HISTOGRAMS:
-        yield histograms(each.name, each.help, each.labels, {} if told is None else each.read(told))
+        yield histograms(each.name, each.help, ("model", *each.labels), _by_model(told, each.read))
     yield numbers(
-        CounterMetricFamily(PREFIX + "engine_restarts", "Times the engine came back after its process had ended."),
-        {} if counts is None else _one(counts.starts - 1),
+        CounterMetricFamily(
+            PREFIX + "engine_restarts", "Times the engine came back after its process had ended.", labels=("model",)
+        ),
+        {(model,): max(one.starts - one.loads, 0) for model, one in counts.items()},
     )
     yield numbers(
         GaugeMetricFamily(
             PREFIX + "engine_counts_age_seconds",
             "How old the engine's figures are: it answers between two steps, and a scrape waits for it but a moment.",
+            labels=("model",),
         ),
-        {} if counts is None else _one(counts.age),
+        {(model,): one.age for model, one in counts.items() if one.is_current},
     )
+
+
+def _by_model(
+    told: Mapping[str, EngineTelemetry], read: Callable[[EngineTelemetry], Mapping[tuple[str, ...], ValueT]]
+) -> dict[tuple[str, ...], ValueT]:
+    """The values of all models, with the model's name before the other labels."""
+    return {(model, *labels): value for model, telemetry in told.items() for labels, value in read(telemetry).items()}
 
 
 def numbers(family: CounterMetricFamily | GaugeMetricFamily, values: Labelled) -> Metric:

@@ -173,7 +173,7 @@ class HttpServer(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._backend.is_stopping = True
+        self._backend.stop()
         self._stopping(self._backend.open_answers)
         cut = asyncio.get_running_loop().call_later(self._backend.settings.shutdown_timeout, self._cut)
         try:
@@ -183,7 +183,7 @@ class HttpServer(uvicorn.Server):
 
     def _cut(self) -> None:
         """End open answers now, and a moment later the connections of clients that do not read how they end."""
-        self._backend.is_stopping = True
+        self._backend.stop()
         self._backend.cut_off()
         asyncio.get_running_loop().call_later(_AFTER_CUT, self._abandon)
 

@@ -6,8 +6,10 @@ counts belong to the event loop; the engine's come as one value, asked for with 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
@@ -21,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from forerun.engine.health import EngineState
 from forerun.engine.histogram import Buckets
 from forerun.server.about import VERSION
-from forerun.server.engine_counts import EngineCounter, EngineCounts
+from forerun.server.engine_counts import EngineCounts
 from forerun.server.engine_metrics import PREFIX, engine_families, histograms, numbers
 from forerun.server.records import RequestRecord
 from forerun.server.serving import Backend
@@ -123,42 +125,51 @@ class MetricsPage(Collector):
     def __init__(self, server: ServerMetrics, backend: Backend) -> None:
         self._server = server
         self._backend = backend
-        self._counter: EngineCounter | None = None
-        self._counts: EngineCounts | None = None
+        self._counts: Mapping[str, EngineCounts] = {}
+        """By the model's id."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     async def render(self) -> bytes:
         """The page, in the text format; within SCRAPE_WAIT also where the engine does not answer."""
-        serving = self._backend.serving
-        if serving is not None:
-            self._counter = self._counter or EngineCounter(serving.engine.telemetry)
-            self._counts = await self._counter.counts(SCRAPE_WAIT)
+        entries = [entry for entry in self._backend.models.entries if not entry.model.embeds]
+        found = await asyncio.gather(*(entry.counter.counts(SCRAPE_WAIT) for entry in entries))
+        self._counts = {
+            entry.model.id: replace(counts, is_current=entry.opened is not None, loads=entry.loads)
+            for entry, counts in zip(entries, found, strict=True)
+            if counts is not None
+        }
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         yield _fact("build_info", "Versions of Forerun and of its llama.cpp binding.", *_VERSIONS)
-        yield self._model()
-        yield self._state()
+        yield self._models()
+        yield self._states()
+        yield self._loads()
         yield from self._server.families()
         yield from engine_families(self._counts)
 
-    def _model(self) -> Metric:
-        serving = self._backend.loaded
-        values = None if serving is None else (serving.model.id, str(serving.engine.n_ctx))
-        return _fact("model_info", "The model that is served.", ("model", "n_ctx"), values)
+    def _models(self) -> Metric:
+        loaded = [serving for entry in self._backend.models.entries if (serving := entry.serving) is not None]
+        values = [(serving.model.id, str(serving.engine.n_ctx)) for serving in loaded]
+        return _fact("model_info", "The models that are loaded.", ("model", "n_ctx"), *values)
 
-    def _state(self) -> Metric:
-        now = self._backend.health.state
-        told = "1 for the state the engine is in, 0 for the others."
-        family = GaugeMetricFamily(f"{PREFIX}engine_state", told, labels=("state",))
-        return numbers(family, {(state.value,): float(state is now) for state in EngineState})
+    def _states(self) -> Metric:
+        told = "1 for the state that a model's engine is in, 0 for the others."
+        family = GaugeMetricFamily(f"{PREFIX}engine_state", told, labels=("model", "state"))
+        now = {entry.model.id: entry.health.state for entry in self._backend.models.entries}
+        return numbers(family, {(id_, one.value): float(one is now[id_]) for id_ in now for one in EngineState})
+
+    def _loads(self) -> Metric:
+        told = "Times a model was loaded; all but the first after it had been unloaded to make room."
+        family = CounterMetricFamily(f"{PREFIX}model_loads", told, labels=("model",))
+        return numbers(family, {(entry.model.id,): entry.loads for entry in self._backend.models.entries})
 
 
-def _fact(name: str, told: str, labels: Sequence[str], values: tuple[str, ...] | None) -> Metric:
+def _fact(name: str, told: str, labels: Sequence[str], *values: tuple[str, ...]) -> Metric:
     """What does not change, as labels of a gauge that is always 1."""
     family = GaugeMetricFamily(f"{PREFIX}{name}", f"{told} Always 1.", labels=labels)
-    return numbers(family, {} if values is None else {values: 1.0})
+    return numbers(family, dict.fromkeys(values, 1.0))
 
 
 router = APIRouter(tags=["Operation"])

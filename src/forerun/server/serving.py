@@ -1,144 +1,104 @@
-"""What a running server answers with, and why not yet while it loads."""
+"""What a running server answers with: its models, and what a request is given of them."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forerun.engine.async_engine import AsyncioEngine
-from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine.health import EngineHealth, EngineState
-from forerun.errors import EngineClosedError, InvalidRequestError, OverloadedError
-from forerun.server.jobs import ChatService
+from forerun.errors import InvalidRequestError, OverloadedError
+from forerun.server.leaving import unless_client_leaves
+from forerun.server.model_entry import UNLOADED, Called, EmbeddingServing, ModelEntry, Serving, called, names_of
 from forerun.server.problems import Problem, ProblemError
-from forerun.server.seats import Seats
+from forerun.server.registry import STOPPING, ModelRegistry
 from forerun.server.settings import ServerSettings
+from forerun.server.wire.fields import Wire
 
-_LOADING_AGAIN: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model under the names by which requests may call it."""
-
-    id: str
-    """What /v1/models and answers call it."""
-    file_name: str
-    aliases: tuple[str, ...] = ()
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        stem = self.file_name.removesuffix(".gguf")
-        return tuple(dict.fromkeys((self.id, *self.aliases, self.file_name, stem)))
-
-    def require(self, name: str) -> None:
-        """Raise ProblemError (404) for a name that is not this model's."""
-        if name not in self.names:
-            known = ", ".join(map(repr, self.names))
-            said = f"the model {name[:200]!r} is not loaded; this server has {known}"
-            raise ProblemError(Problem(status=404, message=said, param="model", code="model_not_found"))
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """A loaded engine and what stands in front of it."""
-
-    engine: AsyncioEngine
-    service: ChatService
-    seats: Seats
-    model: ServedModel
-
-    def require_model(self, name: str) -> None:
-        """Raise ProblemError (404) for a model that is not the one loaded."""
-        self.model.require(name)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingServing:
-    """A loaded engine of an embedding model."""
-
-    engine: EmbeddingEngine
-    model: ServedModel
+BodyT = TypeVar("BodyT", bound=Wire)
+_BEST_FIRST: Final = (
+    EngineState.READY,
+    EngineState.UNLOADED,
+    EngineState.STALLED,
+    EngineState.LOADING,
+    EngineState.RESTARTING,
+    EngineState.FAILED,
+    EngineState.CLOSED,
+)
+_MOST_NAMES: Final = 50
+"""Of models, in a message."""
 
 
 class Backend:
-    """Where the server stands. Used on the event loop; progress may come from any thread."""
+    """Where the server stands. Used on the event loop."""
 
-    def __init__(self, settings: ServerSettings, serving: Serving | None = None) -> None:
+    def __init__(self, settings: ServerSettings, models: ModelRegistry) -> None:
         self.settings = settings
-        self.serving = serving
-        """None until the model's vocabulary is loaded; its engine may still be loading then."""
-        self.embedding: EmbeddingServing | None = None
-        """What is served instead of a model that writes."""
+        self.models = models
         self.is_stopping = False
-        self._health = EngineHealth(EngineState.LOADING)
 
-    def loading(self, what: str, share: float) -> None:
-        """Before there is an engine to ask."""
-        self._health = EngineHealth(EngineState.LOADING, loading=what, progress=share)
-
-    def failed(self, reason: str) -> None:
-        """There will be no engine."""
-        self._health = EngineHealth(EngineState.FAILED, reason)
+    def stop(self) -> None:
+        """Take nothing more; what is open goes on."""
+        self.is_stopping = True
+        self.models.stop()
 
     def cut_off(self) -> None:
-        """End all open answers: the server stops."""
-        if self.serving is not None:
-            self.serving.service.cut_off("the server is being stopped")
+        """End all open answers."""
+        for serving in self._writing:
+            serving.service.cut_off(STOPPING)
 
     @property
     def open_answers(self) -> int:
         """That have not ended."""
-        return 0 if self.serving is None else self.serving.seats.open
+        return sum(serving.seats.open for serving in self._writing)
+
+    @property
+    def _writing(self) -> list[Serving]:
+        return [entry.serving for entry in self.models.entries if isinstance(entry.serving, Serving)]
 
     @property
     def health(self) -> EngineHealth:
-        loaded = self.loaded
-        return self._health if loaded is None else loaded.engine.health
+        """That of the model that stands best: with one that answers the server does."""
+        each = (entry.health for entry in self.models.entries)
+        return min(each, key=lambda one: _BEST_FIRST.index(one.state), default=UNLOADED)
 
-    @property
-    def loaded(self) -> Serving | EmbeddingServing | None:
-        """Whatever model there is."""
-        return self.serving or self.embedding
-
-    def require(self) -> Serving:
-        """A model that writes. Raises as `require_loaded`, and ProblemError (400) where there is one that embeds."""
-        loaded = self.require_loaded()
-        if isinstance(loaded, EmbeddingServing):
-            raise _wrong_model(f"{loaded.model.id} is an embedding model and writes no text: call /v1/embeddings")
-        return loaded
-
-    def require_embedding(self) -> EmbeddingServing:
-        """A model that embeds. Raises as `require_loaded`, and ProblemError (400) where there is one that writes."""
-        loaded = self.require_loaded()
-        if isinstance(loaded, Serving):
-            raise _wrong_model(f"{loaded.model.id} is no embedding model: serve one to have embeddings")
-        return loaded
-
-    def require_loaded(self) -> Serving | EmbeddingServing:
-        """Raises OverloadedError while there is no engine yet and while the server stops, EngineClosedError where
-        there is none any more."""
-        if self.is_stopping:
-            raise OverloadedError("the server is being stopped", self.settings.shutdown_timeout)
-        loaded, health = self.loaded, self.health
-        if loaded is None and health.state is EngineState.LOADING:
-            raise OverloadedError(
-                f"the model is still loading ({health.loading} {health.progress:.0%})", _LOADING_AGAIN
-            )
-        if loaded is None or not health.is_alive:
-            raise EngineClosedError(health.reason or f"the engine is {health.state}")
-        return loaded
+    def called(self, name: str | None) -> Called:
+        """What a request means by a name, or by none where there is but one model. Raises ProblemError (404), and
+        InvalidRequestError where a name is needed."""
+        entries = self.models.entries
+        if name is None and len(entries) == 1:
+            return Called(entries[0])
+        if name is None:
+            raise InvalidRequestError("model", f"is required: this server has {_told(names_of(entries))}")
+        found = called(name, entries)
+        if found is None:
+            said = f"there is no model {name[:200]!r}; this server has {_told(names_of(entries))}"
+            raise ProblemError(Problem(status=404, message=said, param="model", code="model_not_found"))
+        return found
 
     def __repr__(self) -> str:
         return f"Backend({self.health.state}{', stopping' if self.is_stopping else ''})"
 
 
-def _wrong_model(said: str) -> ProblemError:
-    return ProblemError(Problem(status=400, message=said, param="model", code="model_not_supported"))
+def _told(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(repr, names[:_MOST_NAMES])) + more
+
+
+class Leases:
+    """Around the application: a model that a request was given is its own until the last byte of its response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as leases:
+            scope.setdefault("state", {})["leases"] = leases
+            await self._app(scope, receive, send)
 
 
 def backend_of(request: Request) -> Backend:
@@ -146,14 +106,63 @@ def backend_of(request: Request) -> Backend:
     return backend
 
 
-def serving_of(request: Request) -> Serving:
-    """What answers this request. Raises while there is nothing yet."""
-    return backend_of(request).require()
+async def loaded_for(request: Request, name: str | None) -> Serving | EmbeddingServing:
+    """The model of this name, loaded, for as long as the request is answered.
+
+    Raises as `Backend.called` and `ModelRegistry.acquire`.
+    """
+    return await _held(request, backend_of(request).called(name).entry)
 
 
-def embedding_of(request: Request) -> EmbeddingServing:
-    """What embeds for this request. Raises while there is nothing yet, and where the model writes instead."""
-    return backend_of(request).require_embedding()
+async def serving_for(request: Request, name: str | None) -> Serving:
+    """The same, of a model that writes; with an adapter where its name says so, under that name. Raises ProblemError
+    (400) where it embeds."""
+    found = backend_of(request).called(name)
+    serving = None if found.entry.model.embeds is True else await _held(request, found.entry)
+    if not isinstance(serving, Serving):
+        raise _wrong_model(f"{found.id} is an embedding model and writes no text: call /v1/embeddings")
+    return serving if found.adapter is None else replace(serving, model=replace(serving.model, id=found.id))
+
+
+async def embedding_for(request: Request, name: str) -> EmbeddingServing:
+    """The same, of a model that embeds. Raises ProblemError (400) where it writes."""
+    found = backend_of(request).called(name)
+    serving = None if found.entry.model.embeds is False else await _held(request, found.entry)
+    if not isinstance(serving, EmbeddingServing):
+        raise _wrong_model(f"{found.id} is no embedding model: serve one to have embeddings")
+    return serving
+
+
+async def _held(request: Request, entry: ModelEntry) -> Serving | EmbeddingServing:
+    """A client that leaves while the model is loaded waits no more."""
+    backend = backend_of(request)
+    if backend.is_stopping:
+        raise OverloadedError(STOPPING, backend.settings.shutdown_timeout)
+
+    async def held() -> Serving | EmbeddingServing:
+        serving = await backend.models.acquire(entry)
+        leases: ExitStack = request.state.leases
+        leases.callback(backend.models.release, entry)
+        return serving
+
+    return await (held() if entry.is_open else unless_client_leaves(request, held()))
+
+
+def with_adapter(request: Request, body: BodyT, name: str | None) -> BodyT:
+    """A request's body with the adapter that the model's name selects. Raises InvalidRequestError where the body
+    selects some as well."""
+    adapter = backend_of(request).called(name).adapter
+    if adapter is None:
+        return body
+    given: Any = getattr(body, "adapters", None)
+    if given:
+        said = f"the model {name!r} selects one already: name the model alone to select by this field"
+        raise InvalidRequestError("adapters", said)
+    return body.model_copy(update={"adapters": {adapter: 1.0}})
+
+
+def _wrong_model(said: str) -> ProblemError:
+    return ProblemError(Problem(status=400, message=said, param="model", code="model_not_supported"))
 
 
 def tenant_of(request: Request, salt: str | None = None) -> str:

@@ -31,8 +31,6 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     """0: one that is free."""
-    aliases: tuple[str, ...] = ()
-    """Further names by which requests may call the model."""
     api_keys: frozenset[str] = field(default=frozenset(), repr=False)
     """Every route but /health asks for one of them; none: nobody is asked."""
     cors_origins: tuple[str, ...] = ()
@@ -49,6 +47,8 @@ class ServerSettings:
     media_root: Path | None = None
     """Folder below which requests may name files. None: they may name none."""
     media_limits: MediaLimits = field(default_factory=MediaLimits)
+    max_loaded: int | None = None
+    """Models in memory at a time, where several are served. None: as many as fit."""
     max_queue: int = 64
     """Requests that may wait beside those that run; one more is refused with 503 and Retry-After."""
     timeout: float | None = None
@@ -69,8 +69,6 @@ class ServerSettings:
                 raise InvalidConfigError(name, f"must lie between {low:g} and {high:g}, got {value:g}")
         if not self.host:
             raise InvalidConfigError("host", "is empty; 127.0.0.1 is this machine alone, 0.0.0.0 is everyone")
-        if any(not alias or alias != alias.strip() for alias in self.aliases):
-            raise InvalidConfigError("alias", f"a name has no spaces around it and is not empty, got {self.aliases!r}")
         for origin in self.cors_origins:
             if origin != "*" and "://" not in origin:
                 raise InvalidConfigError("cors_origin", f"is like https://example.org, or *, got {origin!r}")
@@ -95,6 +93,7 @@ _RANGES: Final = (
     ("max_header_bytes", 1024, 2**24),
     ("max_json_depth", 8, 400),
     ("max_json_values", 100, 10_000_000),
+    ("max_loaded", 1, 2**20),
     ("max_queue", 0, 2**20),
     ("timeout", 0.001, 30 * 86_400.0),
     ("keep_alive", 0.001, 3600.0),

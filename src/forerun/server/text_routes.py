@@ -17,8 +17,9 @@ from forerun.errors import InvalidRequestError
 from forerun.server.body import json_body
 from forerun.server.chat_jobs import template_messages, tools_of
 from forerun.server.jobs import ChatJob, TextJob
+from forerun.server.model_entry import EmbeddingServing, Serving
 from forerun.server.openapi import ERRORS, takes
-from forerun.server.serving import EmbeddingServing, Serving, backend_of, serving_of
+from forerun.server.serving import loaded_for, serving_for
 from forerun.server.wire.tools import DetokenizeRequest, PromptFields, TemplateRequest, TokenizeRequest
 
 router = APIRouter(tags=["tokens"])
@@ -57,8 +58,6 @@ def template_job(body: TemplateRequest | PromptFields) -> ChatJob:
 
 async def layout_of(serving: Serving, body: PromptFields) -> PromptLayout:
     """A prompt as the engine reads it. Raises InvalidRequestError."""
-    if body.model is not None:
-        serving.require_model(body.model)
     if body.prompt is None:
         job: ChatJob | TextJob = template_job(body)
     else:
@@ -70,7 +69,7 @@ async def layout_of(serving: Serving, body: PromptFields) -> PromptLayout:
 @router.post("/tokenize", responses=ERRORS, openapi_extra=takes(TokenizeRequest), response_model=Tokens)
 async def tokenize(request: Request, body: Annotated[TokenizeRequest, json_body(TokenizeRequest)]) -> Response:
     """A prompt as token ids, with what the model wants before it."""
-    loaded = backend_of(request).require_loaded()
+    loaded = await loaded_for(request, body.model)
     if isinstance(loaded, EmbeddingServing):
         tokens = await asyncio.to_thread(_tokens_to_embed, loaded, body)
     else:
@@ -81,8 +80,6 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, json_body(
 
 def _tokens_to_embed(serving: EmbeddingServing, body: TokenizeRequest) -> list[int]:
     """A text as /v1/embeddings reads it: what it spells of control tokens is text. Raises InvalidRequestError."""
-    if body.model is not None:
-        serving.model.require(body.model)
     if body.prompt is None:
         raise InvalidRequestError("messages", "an embedding model reads no conversations; give a prompt")
     tokens: list[int] = serving.engine.tokenizer.tokenize_plain(body.prompt).tolist()
@@ -109,9 +106,7 @@ def _piece(content: bytes) -> str | list[int]:
 @router.post("/detokenize", responses=ERRORS, openapi_extra=takes(DetokenizeRequest))
 async def detokenize(request: Request, body: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)]) -> Text:
     """Token ids as text, control tokens as templates write them."""
-    loaded = backend_of(request).require_loaded()
-    if body.model is not None:
-        loaded.model.require(body.model)
+    loaded = await loaded_for(request, body.model)
     size = loaded.engine.tokenizer.size
     if wrong := next((token for token in body.tokens if not 0 <= token < size), None):
         raise InvalidRequestError("tokens", f"token id {wrong} is outside the vocabulary of {size} tokens")
@@ -121,7 +116,5 @@ async def detokenize(request: Request, body: Annotated[DetokenizeRequest, json_b
 @router.post("/apply-template", responses=ERRORS, openapi_extra=takes(TemplateRequest))
 async def apply_template(request: Request, body: Annotated[TemplateRequest, json_body(TemplateRequest)]) -> Prompt:
     """A conversation as text, through the model's chat template."""
-    serving = serving_of(request)
-    if body.model is not None:
-        serving.require_model(body.model)
+    serving = await serving_for(request, body.model)
     return Prompt(prompt=await serving.service.prompt_text(template_job(body)))

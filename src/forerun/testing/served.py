@@ -21,6 +21,7 @@ from forerun.core.config import SchedulerConfig
 from forerun.core.prompt import Tokens, as_tokens
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import StepPlan, StepResult
+from forerun.engine.loading import LoadProgress
 from forerun.engine.parts import EngineParts
 from forerun.testing.runner import FakeRunner
 
@@ -126,6 +127,6 @@ def served_parts(
     )
 
 
-def make(options: Mapping[str, Any], _progress: Callable[[str, float], None]) -> EngineParts:
+def make(options: Mapping[str, Any], _progress: LoadProgress) -> EngineParts:
     """What an engine process builds from: "forerun.testing.served:make", the options of `served_parts`."""
     return served_parts(**options)

@@ -14,16 +14,18 @@ import uvicorn
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
-from forerun.compose_server import open_engine, serving_on
+from forerun.compose_models import open_engine, serving_on
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine_config import EngineConfig
 from forerun.server.app import create_app
+from forerun.server.model_entry import ServedModel
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
 from forerun.structured.checking import GrammarChecker
 from forerun.structured.tokens import TokenTable
 from forerun.testing.served import served_parts
 from tests.server.scripted import MODEL, ScriptedService, scripted_backend
+from tests.server.support import loaded_backend
 
 KEY = "the-right-key"
 
@@ -115,8 +117,9 @@ def real_server(smollm2_path: Path) -> Iterator[Real]:
     engine = open_engine(config, lambda *_: None)
     assert isinstance(engine, AsyncioEngine)
     checker = GrammarChecker(engine.tokenizer.read(TokenTable.of))
-    serving = serving_on(engine, settings, "smollm2", max_num_seqs=4, grammars=checker)
-    with listening(Backend(settings, serving)) as url:
+    model = ServedModel("smollm2", engine.model_name, embeds=False)
+    serving = serving_on(engine, settings, model, max_num_seqs=4, grammars=checker)
+    with listening(loaded_backend(settings, serving)) as url:
         yield Real(url, "smollm2", engine=engine)
     asyncio.run(engine.close())
     checker.close()

@@ -17,7 +17,7 @@ from forerun.server.openapi import ERRORS, takes
 from forerun.server.problems import ERROR_SHAPES
 from forerun.server.renaming import named_as
 from forerun.server.sending import NamedEventsAnswer, sent
-from forerun.server.serving import serving_of, tenant_of
+from forerun.server.serving import serving_for, tenant_of, with_adapter
 from forerun.server.wire.messages import CountTokensRequest, MessagesRequest
 
 router = APIRouter(tags=["Anthropic"])
@@ -27,8 +27,8 @@ ERROR_SHAPES["/v1/messages"] = anthropic_error
 @router.post("/v1/messages", responses=ERRORS, openapi_extra=takes(MessagesRequest))
 async def messages(request: Request, body: Annotated[MessagesRequest, json_body(MessagesRequest)]) -> Response:
     """Answer a conversation, whole or as a stream of events."""
-    serving = serving_of(request)
-    serving.require_model(body.model)
+    body = with_adapter(request, body, body.model)
+    serving = await serving_for(request, body.model)
     job = message_job(body, tenant_of(request, body.cache_salt))
     with named_as(NAMES):
         answering = await unless_client_leaves(request, serving.service.start(job))
@@ -48,6 +48,5 @@ async def count_tokens(
     request: Request, body: Annotated[CountTokensRequest, json_body(CountTokensRequest)]
 ) -> dict[str, int]:
     """How many tokens a prompt has: messages, system prompt and tools."""
-    serving = serving_of(request)
-    serving.require_model(body.model)
+    serving = await serving_for(request, body.model)
     return {"input_tokens": await serving.service.count_tokens(counted_job(body, tenant_of(request)))}

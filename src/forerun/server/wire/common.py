@@ -17,6 +17,8 @@ MAX_CHOICES: Final = 64
 _TOKEN_ID: Final = re.compile(r"[0-9]{1,10}\Z")
 _NOBODY_ASKS: Final = "for the operator of a hosted service; nothing here looks at it"
 
+MODEL_NAME: Final = "A model's name, its file's name, an alias, or MODEL:ADAPTER for it with a LoRA adapter."
+
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -105,7 +107,7 @@ class SamplingFields(Wire):
 class TextRequest(SamplingFields):
     """What requests for text have in common in OpenAI's older APIs."""
 
-    model: str = Field(description="The loaded model's name, its file's name or an alias.")
+    model: str = Field(description=MODEL_NAME)
     max_tokens: TokenCount | None = Field(
         None,
         description="Tokens of the answer at most. Without it the answer ends with the model's turn or the context.",

@@ -18,7 +18,7 @@ Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class EmbeddingRequest(Wire):
     """Texts to be turned into vectors."""
 
-    model: str = Field(description="The loaded model's name, its file's name or an alias.")
+    model: str = Field(description="A model's name, its file's name or an alias.")
     input: (
         str
         | Annotated[list[str], Field(min_length=1)]

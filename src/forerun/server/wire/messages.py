@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from forerun.server.wire.common import SamplingFields, TokenCount
+from forerun.server.wire.common import MODEL_NAME, SamplingFields, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
 _NO_DOCUMENTS = "documents are not read here; send text or images"
@@ -244,7 +244,7 @@ class ContextManagement(Wire):
 class CountTokensRequest(Wire):
     """What a prompt consists of."""
 
-    model: str = Field(description="The loaded model's name, its file's name or an alias.")
+    model: str = Field(description=MODEL_NAME)
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: str | list[TextOnly] | None = None
     tools: list[ToolDefinition] | None = None

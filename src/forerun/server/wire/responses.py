@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from forerun.server.wire.common import SamplingFields, TokenCount
+from forerun.server.wire.common import MODEL_NAME, SamplingFields, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
 _NO_FILES = "nothing is stored or converted here; send text or images"
@@ -289,7 +289,7 @@ def _is_included(names: list[str]) -> bool:
 class ResponsesRequest(SamplingFields):
     """A conversation to be answered. Fields as OpenAI names them, then extensions."""
 
-    model: str = Field(description="The loaded model's name, its file's name or an alias.")
+    model: str = Field(description=MODEL_NAME)
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = Field(None, description="What the system message says, before that of the input.")
     max_output_tokens: TokenCount | None = Field(None, description="Tokens of the answer at most, reasoning included.")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AliasChoices, Field, model_validator
 
 from forerun.server.wire.chat import ChatMessage, ToolDefinition
 from forerun.server.wire.fields import Wire
 
+_MODEL: Final = "One of the models' names; may be left out where there is but one model."
+
 
 class PromptFields(Wire):
     """A prompt, in one of three forms."""
 
-    model: str | None = None
+    model: str | None = Field(None, description=_MODEL)
     prompt: str | list[int] | None = Field(None, description="Text or token ids, as they stand.")
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
         None, description="A conversation, through the chat template."
@@ -38,12 +40,12 @@ class TokenizeRequest(PromptFields):
 
 
 class DetokenizeRequest(Wire):
-    model: str | None = None
+    model: str | None = Field(None, description=_MODEL)
     tokens: Annotated[list[int], Field(max_length=4_000_000)]
 
 
 class TemplateRequest(Wire):
-    model: str | None = None
+    model: str | None = Field(None, description=_MODEL)
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[ToolDefinition] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -61,11 +63,13 @@ class PinRequest(CachePrompt):
 
 
 class ExplainRequest(Wire):
+    model: str | None = Field(None, description=_MODEL)
     id: str = Field(description="The id of a response, of any API.")
     choice: Annotated[int, Field(ge=0)] = 0
 
 
 class ClearRequest(Wire):
+    model: str | None = Field(None, description=_MODEL)
     cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="What was cached under this salt; without it, what was cached without one."
     )
