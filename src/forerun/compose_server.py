@@ -20,7 +20,6 @@ from forerun.server.app import create_app
 from forerun.server.binding import listening_sockets
 from forerun.server.listening import HttpServer
 from forerun.server.model_entry import ModelEntry, ServedModel
-from forerun.server.problems import ProblemError
 from forerun.server.registry import ModelRegistry
 from forerun.server.serving import Backend
 from forerun.server.settings import ServerSettings
@@ -85,7 +84,7 @@ def _registry(entries: Sequence[ModelEntry], settings: ServerSettings, told: Ann
     return ModelRegistry(
         entries,
         max_loaded=settings.max_loaded,
-        max_waiting=settings.max_queue,
+        max_waiting=settings.max_queue + 1,  # the one that it is loaded for does not wait for others
         patience=settings.timeout,
         free=_free_bytes,
         progress=told.progress,
@@ -116,11 +115,7 @@ async def _load(
 ) -> None:
     """Raises ForerunError, as the loading did."""
     for entry in at_once:
-        try:
-            await registry.acquire(entry)
-        except ProblemError as error:
-            raise error.__cause__ or error from None
-        registry.release(entry)
+        await registry.load(entry)
     await is_listening.wait()
     told.ready([entry.model for entry in registry.entries])
 

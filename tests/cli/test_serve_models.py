@@ -1,4 +1,4 @@
-"""`forerun serve` with several models: what is given becomes which models, and a real process loads and unloads them."""
+"""`forerun serve` with several models: what is given is which models, and a process loads and unloads them."""
 
 from __future__ import annotations
 

@@ -140,7 +140,9 @@ def test_a_server_without_open_answers_stops_without_a_word(served: Served) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_that_is_told_to_stop_while_it_loads_ends_at_once_and_leaves_no_process(number: signal.Signals) -> None:
+def test_a_server_that_is_told_to_stop_while_it_loads_ends_at_once_and_leaves_no_process(
+    number: signal.Signals,
+) -> None:
     served = Served(LOADING, "loads in")
     try:
         engine = psutil.Process(int(served.line.split()[-1]))

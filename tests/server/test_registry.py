@@ -165,6 +165,36 @@ def test_a_model_that_somebody_has_stays_until_he_is_done_and_takes_nobody_else_
     assert with_models("ab", check, max_loaded=1) == ["load a", "close a", "load b", "close b", "load a"]
 
 
+def test_another_model_that_nobody_has_any_more_leaves_instead_of_one_that_somebody_has() -> None:
+    async def check(models: FakeModels) -> None:
+        for name in "ab":
+            await models.registry.acquire(models.entries[name])
+        third, late = models.asking("c"), models.asking("a")
+        await models.until(lambda: models.entries["a"].is_leaving and len(models.entries["a"].waiters) == 1)
+        models.registry.release(models.entries["b"])
+        await third
+        await late
+        for name in "aac":
+            models.registry.release(models.entries[name])
+
+    assert with_models("abc", check, max_loaded=2) == ["load a", "load b", "close b", "load c"]
+
+
+def test_a_model_that_is_loaded_at_once_may_take_longer_than_answers() -> None:
+    async def check(models: FakeModels) -> None:
+        models.sources["a"].is_free.clear()
+        loading = asyncio.create_task(models.registry.load(models.entries["a"]))
+        with pytest.raises(RequestTimeoutError):
+            await models.use("a")
+        models.sources["a"].is_free.set()
+        await loading
+        models.sources["b"].error = ModelLoadError("b.gguf: is no model")
+        with pytest.raises(ModelLoadError, match=r"^b.gguf: is no model$"):
+            await models.registry.load(models.entries["b"])
+
+    with_models("ab", check, patience=0.05)
+
+
 def test_nobody_leaves_for_a_request_that_is_gone() -> None:
     async def check(models: FakeModels) -> None:
         await models.registry.acquire(models.entries["a"])

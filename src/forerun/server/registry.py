@@ -28,6 +28,7 @@ from forerun.errors import (
     RequestTimeoutError,
 )
 from forerun.server.model_entry import EmbeddingServing, ModelEntry, Opened, Serving
+from forerun.server.problems import ProblemError
 from forerun.server.residency import Resident, who_leaves
 
 logger = logging.getLogger(__name__)
@@ -89,20 +90,29 @@ class ModelRegistry:
         if len(entry.waiters) >= self._max_waiting:
             said = f"{len(entry.waiters)} requests wait for {entry.model.id!r} to be loaded, no more may"
             raise OverloadedError(said, _LOADING_AGAIN)
-        return await self._loaded(entry)
+        return await self._loaded(entry, self._patience)
 
-    async def _loaded(self, entry: ModelEntry) -> Serving | EmbeddingServing:
+    async def load(self, entry: ModelEntry) -> None:
+        """Have a model loaded, however long that takes. Raises the ForerunError where it cannot be."""
+        self._require_running()
+        try:
+            await self._loaded(entry, None)
+        except ProblemError as error:
+            raise error.__cause__ or error from None
+        self.release(entry)
+
+    async def _loaded(self, entry: ModelEntry, patience: float | None) -> Serving | EmbeddingServing:
         waiter: asyncio.Future[Serving | EmbeddingServing] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         self._want(entry)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(patience):
                 return await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(entry)  # it was given, and nobody is there to take it
             if isinstance(error, TimeoutError):
-                said = f"{entry.model.id!r} was not loaded in time, within {self._patience:g} s"
+                said = f"{entry.model.id!r} was not loaded in time, within {patience:g} s"
                 raise RequestTimeoutError(said) from None
             raise
         finally:
@@ -166,10 +176,11 @@ class ModelRegistry:
         return None if chosen is None else loaded[chosen]
 
     async def _unload(self, leaver: ModelEntry, entry: ModelEntry) -> None:
-        """As soon as no response has it any more; not at all where nobody waits for `entry` any more."""
+        """As soon as no response has it any more; not at all where nobody waits for `entry` any more, or another model
+        can leave at once."""
         leaver.is_leaving = True
         try:
-            while leaver.leases and entry.waiters:
+            while leaver.leases and entry.waiters and not self._can_leave_at_once(entry):
                 self._changed.clear()
                 await self._changed.wait()
             if entry.waiters:
@@ -181,6 +192,10 @@ class ModelRegistry:
             return
         logger.info("%s is unloaded to make room for %s", leaver.model.id, entry.model.id)
         await leaver.unload().close()
+
+    def _can_leave_at_once(self, entry: ModelEntry) -> bool:
+        leaver = self._leaver(entry)
+        return leaver is None or not leaver.leases
 
     async def _load(self, entry: ModelEntry) -> None:
         def progress(phase: LoadPhase, what: str, share: float) -> None:
