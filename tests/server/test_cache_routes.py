@@ -208,7 +208,7 @@ def test_marks_of_anthropics_requests_pin_what_comes_before_them(monkeypatch: py
         ("lookup", {"prompt": "a", "cache_salt": "\0"}, "cache_salt", "NUL"),
         ("warm", {"prompt": ""}, "prompt", "is empty; give at least one token"),
         ("warm", {"prompt": "a" * 70_000}, "prompt", "70000"),
-        ("warm", {"prompt": "a", "model": "gpt-5"}, "model", "is not loaded"),
+        ("warm", {"prompt": "a", "model": "gpt-5"}, "model", "there is no model"),
         ("pin", {"prompt": "a"}, "seconds", "required"),
         ("pin", {"prompt": "a", "seconds": 0}, "seconds", "greater than 0"),
         ("pin", {"prompt": "a", "seconds": 1e9}, "seconds", "must lie between 0 and 2.592e+06"),
