@@ -126,10 +126,10 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         context = _context(model, config, limits.n_ctx, loaded)
         drafter = _drafter(draft or model, context, config, limits, loaded)
         contexts = [context] if drafter is None else [context, drafter.context]
-        tiers = open_tiers(config, context, drafter, identity, loaded)
         making(model.path.name, 1.0)
         warming = during(LoadPhase.WARM_UP, progress)
         _warm_up(contexts, warming)
+        tiers = open_tiers(config, context, drafter, identity, loaded)
         costs = step_costs(config, contexts, warming) if config.drafts_by_gain else None
         pace = costs.target if costs else target_pace(config, context, warming)
         scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)

@@ -33,16 +33,19 @@ main()
 """
 LOADING = """
 import functools
+import os
 import sys
 from forerun.cli import main, serve
 from forerun.compose_process import wait_until_started
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteWorker
 
+sys.path.append(os.getcwd())  # where the process finds the tests' engine
+
 def endless(_config, progress):
     worker = RemoteWorker(EngineProgram("tests.support.fake_engine:make", {"loads_while": "/"}))
     while not worker.health.progress:
-        pass
+        assert worker.health.is_alive, worker.health
     print("loads in", worker.pid, file=sys.stderr, flush=True)
     wait_until_started(worker, progress)
 

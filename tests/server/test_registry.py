@@ -151,8 +151,10 @@ def test_models_leave_when_memory_requires_it() -> None:
 def test_a_model_that_somebody_has_stays_until_he_is_done_and_takes_nobody_else_meanwhile() -> None:
     async def check(models: FakeModels) -> None:
         held = await models.registry.acquire(models.entries["a"])
-        other, late = models.asking("b"), models.asking("a")
-        await models.until(lambda: models.entries["a"].is_leaving and len(models.entries["a"].waiters) == 1)
+        other = models.asking("b")
+        await models.until(lambda: models.entries["a"].is_leaving)
+        late = models.asking("a")
+        await models.until(lambda: len(models.entries["a"].waiters) == 1)
         assert held.engine.health.is_alive
         assert models.done == ["load a"]
         models.registry.release(models.entries["a"])
@@ -169,8 +171,10 @@ def test_another_model_that_nobody_has_any_more_leaves_instead_of_one_that_someb
     async def check(models: FakeModels) -> None:
         for name in "ab":
             await models.registry.acquire(models.entries[name])
-        third, late = models.asking("c"), models.asking("a")
-        await models.until(lambda: models.entries["a"].is_leaving and len(models.entries["a"].waiters) == 1)
+        third = models.asking("c")
+        await models.until(lambda: models.entries["a"].is_leaving)
+        late = models.asking("a")
+        await models.until(lambda: len(models.entries["a"].waiters) == 1)
         models.registry.release(models.entries["b"])
         await third
         await late
@@ -198,8 +202,10 @@ def test_a_model_that_is_loaded_at_once_may_take_longer_than_answers() -> None:
 def test_nobody_leaves_for_a_request_that_is_gone() -> None:
     async def check(models: FakeModels) -> None:
         await models.registry.acquire(models.entries["a"])
-        gone, late = models.asking("b"), models.asking("a")
-        await models.until(lambda: models.entries["a"].is_leaving and len(models.entries["a"].waiters) == 1)
+        gone = models.asking("b")
+        await models.until(lambda: models.entries["a"].is_leaving)
+        late = models.asking("a")
+        await models.until(lambda: len(models.entries["a"].waiters) == 1)
         gone.cancel()
         await late
         assert models.entries["b"].health.state is EngineState.UNLOADED

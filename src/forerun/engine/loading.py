@@ -17,9 +17,9 @@ class LoadPhase(StrEnum):
     """Weights."""
     DRAFT = "draft"
     CONTEXTS = "contexts"
-    """KV memory and buffers, and what is stored of earlier prefixes."""
+    """KV memory and buffers."""
     WARM_UP = "warm-up"
-    """First decodes: what they cost is measured where that is wanted and not known."""
+    """First decodes, what they cost where that is wanted and not known, and what is stored of earlier prefixes."""
 
 
 LoadProgress: TypeAlias = Callable[[LoadPhase, str, float], None]
