@@ -221,8 +221,13 @@ def test_a_model_that_was_given_to_somebody_who_is_gone_is_free_again() -> None:
         source.is_free.clear()
         gone, stays = models.asking("a"), models.asking("a")
         await models.until(lambda: len(entry.waiters) == 2)
-        given = entry.waiters[0]
-        given.add_done_callback(lambda _: gone.cancel())
+        give = entry.give_to_waiters
+
+        def give_and_go(now: float) -> None:
+            give(now)
+            gone.cancel()
+
+        entry.give_to_waiters = give_and_go  # type: ignore[method-assign]
         source.is_free.set()
         await stays
         with pytest.raises(asyncio.CancelledError):
