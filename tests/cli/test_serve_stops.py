@@ -64,7 +64,11 @@ class Served:
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.line = self.line_with(ready)
+        try:
+            self.line = self.line_with(ready)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def url(self) -> str:
