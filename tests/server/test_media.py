@@ -25,6 +25,7 @@ from forerun.media.picture import Picture
 from forerun.server.anthropic.job import counted_job, message_job
 from forerun.server.chat_jobs import chat_job
 from forerun.server.jobs import ChatJob
+from forerun.server.model_entry import Serving
 from forerun.server.responses.job import response_job
 from forerun.server.settings import ServerSettings
 from forerun.server.wire.chat import ChatRequest
@@ -92,8 +93,9 @@ def asked(*parts: str | Colour) -> PromptLayout:
 
 
 async def layout_of(server: ServerUnderTest, job: ChatJob) -> PromptLayout:
-    serving = server.backend.serving
-    assert serving is not None
+    (entry,) = server.backend.models.entries
+    serving = entry.serving
+    assert isinstance(serving, Serving)
     (layout,) = await serving.service.layouts(job)
     return layout
 
