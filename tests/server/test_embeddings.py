@@ -224,7 +224,7 @@ def test_kill_9_of_the_engine_ends_what_it_computes_and_nothing_else(engine: Emb
             assert "SIGKILL" in told.json()["reason"]
             assert (await asking).status_code == 200
             assert vectors_of(await client.post("/v1/embeddings", json={"model": MODEL, "input": "a"})).shape == (1, 64)
-            assert (await client.get("/health")).json() == {"status": "ok"}
+            assert (await client.get("/health")).json()["status"] == "ok"
             (after,) = engine_processes()
             assert after.pid != before.pid
 
