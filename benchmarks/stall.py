@@ -6,6 +6,9 @@ long prompt comes, and a short one a second later. The bars: the stream's larges
 and the long prompt's first token comes within 15% of what the cost of rows says for that target. That cost is measured
 here, for rows as prompts have them: logits of the last one alone.
 
+FORERUN_ITL names other targets, FORERUN_ROUNDS how often each is tried. With SmolLM2 on two cores at 20 ms a token one
+round at 100 ms takes two minutes, at 400 ms forty seconds.
+
 The wheel of xllamacpp is built for any x86-64, without AVX-512: compare its gaps with its own time a token.
 """
 
@@ -15,6 +18,7 @@ import asyncio
 import importlib.util
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -33,7 +37,7 @@ from forerun.core.costs import CostCurve, LiveCosts
 from forerun.core.step_budget import StepBudget, StepSoFar
 from forerun.engine_config import EngineConfig
 
-TARGETS_MS: Final = (100, 200, 400)
+TARGETS_MS: Final = tuple(int(target) for target in os.environ.get("FORERUN_ITL", "100,200,400").split(","))
 LLAMA_BATCHES: Final = (2048, 64)
 """Of llama-server: its default, and one that keeps gaps short."""
 _MAX_ROWS: Final = 512

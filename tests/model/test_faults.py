@@ -35,7 +35,8 @@ def failing_on_poison(failures: list[int]) -> Iterator[None]:
         failures.append(batch.rows)
         half = context.new_batch()
         for row in range(batch.rows // 2):
-            half.add_row(batch.native.token[row], batch.native.pos[row], batch.native.seq_id[row][0])
+            token, position, sequence_id = batch.native.token[row], batch.native.pos[row], batch.native.seq_id[row][0]
+            half.add_run([token], position, sequence_id, last_output=False)
         if half.rows:
             decode(context, half)
         raise NativeStepError(FailureKind.FAILED, "this token is poison")
