@@ -125,7 +125,7 @@ def _measure(model: str) -> dict[str, Any]:
 
 
 def config(model: str, target: float | None) -> EngineConfig:
-    return EngineConfig(model=model, n_ctx=8192, n_threads=2, max_num_seqs=8, target_itl_ms=target)
+    return EngineConfig(model=model, n_ctx=8192, n_threads=2, max_num_seqs=8, target_itl_ms=target, recalibrate=True)
 
 
 @contextmanager
