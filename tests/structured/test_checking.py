@@ -62,7 +62,7 @@ def test_a_child_that_dies_is_replaced_and_its_grammar_refused(
 ) -> None:
     """What plain limits let through may still kill the compiler."""
     (child,) = checker._alive
-    monkeypatch.setattr(child, "_write", lambda _: os.kill(child._process.pid, signal.SIGKILL))
+    monkeypatch.setattr(child, "send", lambda *_: os.kill(child._process.pid, signal.SIGKILL))
     with pytest.raises(InvalidRequestError, match="exhausts the compiler's stack or memory"):
         checker.check(regex("that kills it"))
     checker.check(regex("the next one"))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Final
 
+from forerun.child_process import ChildProcess
 from forerun.errors import InvalidRequestError, OverloadedError
 from forerun.media.limits import MediaLimits
 from forerun.media.picture import Picture
@@ -99,60 +98,19 @@ class PictureDecoder:
         return f"PictureDecoder({len(self._alive)} processes)"
 
 
-class _Child:
-    """One decoding process. Used by one thread at a time; `end` by any."""
+class _Child(ChildProcess):
+    """One decoding process."""
 
     def __init__(self, limits: MediaLimits) -> None:
         arguments = [str(limits.max_image_pixels), str(limits.max_aspect)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", os.fspath(SCRIPT), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self._has_overrun = False
+        super().__init__([sys.executable, "-P", os.fspath(SCRIPT), *arguments])
 
     def ask(self, data: bytes, seconds: float) -> Picture | str:
         """The picture, or what is wrong with it. Raises TimeoutError or EOFError, and the process has ended then."""
-        alarm = threading.Timer(seconds, self._overrun)
-        alarm.daemon = True
-        alarm.start()
-        try:
-            return self._asked(data)
-        except (OSError, EOFError, ValueError):
-            self.end()
-            raise (TimeoutError if self._has_overrun else EOFError) from None
-        finally:
-            alarm.cancel()
-
-    def _asked(self, data: bytes) -> Picture | str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise EOFError
-        answer = json.loads(line)
-        if isinstance(answer, str):
-            return answer
-        width, height = answer
-        return Picture.of(width, height, self._process.stdout.read(width * height * _CHANNELS))
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        """Kill it; safe to call again."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what was not written yet cannot be
-                    pipe.close()
-
-    def _overrun(self) -> None:
-        self._has_overrun = True
-        self._process.kill()
+        with self.within(seconds):
+            self.send(len(data).to_bytes(_LENGTH_BYTES, "big"), data)
+            answer = json.loads(self.read_line())
+            if isinstance(answer, str):
+                return answer
+            width, height = answer
+            return Picture.of(width, height, self.read(width * height * _CHANNELS))

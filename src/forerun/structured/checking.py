@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import subprocess
 import sys
 import threading
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from forerun.child_process import ChildProcess
 from forerun.core.grammar import Grammar
 from forerun.errors import InvalidRequestError, OverloadedError
 from forerun.structured.compiling import grammar_source
@@ -142,65 +142,24 @@ class GrammarChecker:
         return f"GrammarChecker({len(self._alive)} processes, {len(self._verdicts)} verdicts)"
 
 
-class _Child:
-    """One compiling process. Used by one thread at a time; `end` by any."""
+class _Child(ChildProcess):
+    """One compiling process."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-P", "-m", "forerun.structured.checking_child"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self._has_overrun = False
+        super().__init__([sys.executable, "-P", "-m", "forerun.structured.checking_child"])
 
     def prepare(self, payload: bytes) -> bool:
         """Hand the vocabulary over and wait until it is read; False where the process ended instead."""
         try:
-            self._write(payload)
-        except OSError:
+            self.send(payload)
+            self.read_line()
+        except (OSError, EOFError):
             return False
-        return bool(self._read())
+        return True
 
     def ask(self, grammar: Grammar, seconds: float) -> str | None:
         """What is wrong with a grammar. Raises TimeoutError or EOFError, and the process has ended then."""
-        alarm = threading.Timer(seconds, self._overrun)
-        alarm.daemon = True
-        alarm.start()
-        try:
-            self._write(json.dumps([grammar.kind, grammar.text, grammar.after]).encode() + b"\n")
-            answer = self._read()
-        except OSError:
-            answer = b""
-        finally:
-            alarm.cancel()
-        if self._has_overrun or not answer:
-            self.end()
-        if not answer:
-            raise TimeoutError if self._has_overrun else EOFError
-        verdict: str | None = json.loads(answer)
-        return verdict
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        """Kill it; safe to call again."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what was not written yet cannot be
-                    pipe.close()
-
-    def _overrun(self) -> None:
-        self._has_overrun = True
-        self._process.kill()
-
-    def _write(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-
-    def _read(self) -> bytes:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        with self.within(seconds):
+            self.send(json.dumps([grammar.kind, grammar.text, grammar.after]).encode() + b"\n")
+            verdict: str | None = json.loads(self.read_line())
+            return verdict
