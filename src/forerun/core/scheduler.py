@@ -344,14 +344,14 @@ class Scheduler:
             states = self._in_this_step(turn)
             ready = self._ready(states)
         others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
-        waiting = [state.request.priority for state in self._running.values() if _is_ready(state)]
+        priorities = [state.request.priority for state in self._running.values() if _is_ready(state)]
         so_far = StepSoFar(
             len(ready),
             self.pool.target_cells.used,
             is_waited_for=bool(ready) or self._decodes_wait(states),
             turns=self._turn_count(),
-            priority=max(waiting, default=None),
-            lowest_priority=min(waiting, default=None),
+            priority=max(priorities, default=None),
+            lowest_priority=min(priorities, default=None),
         )
         drafts = self._plan_drafts(ready, others, self._with_copies(so_far))
         so_far = replace(so_far, other_ms=self._drafting.model_ms(drafts))
