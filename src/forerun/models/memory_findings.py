@@ -80,11 +80,10 @@ def _judge_gpu(gpu: Place, names: str) -> Finding:
     return Finding(Verdict.OK, "memory", numbers)
 
 
-def resident(places: Sequence[Place], surveys: Sequence[ModelSurvey]) -> Iterator[Finding]:
-    """What the process will be seen to have in memory, where that is more than it needs."""
-    repacked = sum(survey.repacked for survey in surveys)
+def resident(total: int, repacked: int) -> Iterator[Finding]:
+    """What the process will be seen to have in memory, where that is more than it needs: `repacked` of it twice."""
     if repacked:
-        told = f"{size(places[0].needed + repacked)} will be resident: {size(repacked)} of the weights are copied to a "
+        told = f"{size(total)} will be resident: {size(repacked)} of the weights are copied to a "
         going = "layout for this processor, and their file's pages go when others need the room"
         yield Finding(Verdict.OK, "memory", told + going)
 

@@ -110,9 +110,14 @@ class Preflight:
         return sum(place.needed for place in self.places)
 
     @property
+    def repacked(self) -> int:
+        """Bytes of weights that are copied for this processor: pages of the file that are there twice."""
+        return sum(candidate.survey.repacked for candidate in self.candidates)
+
+    @property
     def resident(self) -> int:
-        """Bytes that the process will be seen to have in memory: with pages of the file that are there twice."""
-        return self.places[0].needed + sum(candidate.survey.repacked for candidate in self.candidates)
+        """Bytes that the process will be seen to have in memory."""
+        return self.places[0].needed + self.repacked
 
     @property
     def usable_limits(self) -> Limits:
@@ -320,12 +325,11 @@ def judge_together(found: Preflight, target: GgufHeader, draft: GgufHeader | Non
 def judge_memory(found: Preflight) -> list[Finding]:
     """What everything takes, and whether there is as much."""
     limits = found.usable_limits
-    surveys = [candidate.survey for candidate in found.candidates]
     return [
         *(itemised(candidate.name, candidate.survey) for candidate in found.candidates),
         *beside(found.beside),
         *judge_places(found.places, found.paths, limits.cache_ram),
-        *resident(found.places, surveys),
+        *resident(found.resident, found.repacked),
     ]
 
 
