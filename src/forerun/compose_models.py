@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,8 +97,7 @@ def _footprint(config: EngineConfig) -> Footprint:
     """Of the machine's memory; GPUs are not counted."""
     found = usable_files(config, during(LoadPhase.FILES, None))
     host = found.places[0]
-    copied = sum(candidate.survey.repacked for candidate in found.candidates)
-    return Footprint(host.needed, max(host.weights - copied, 0))
+    return Footprint(host.needed, max(host.weights - found.repacked, 0))
 
 
 def _embedder_footprint(config: EngineConfig) -> Footprint:
@@ -129,21 +129,24 @@ class ConfiguredModel:
             raise
 
     def _writing(self, engine: AsyncioEngine, model: ServedModel) -> Opened:
-        checker = GrammarChecker(engine.tokenizer.read(TokenTable.of))
-        serving = serving_on(
-            engine,
-            self.settings,
-            model,
-            max_num_seqs=engine.max_num_seqs,
-            limits=limits_of(self.config, engine.tokenizer.size),
-            chat_format=self.chat_format,
-            grammars=checker,
-            media=self.media,
-        )
+        with ExitStack() as opened:
+            checker = GrammarChecker(engine.tokenizer.read(TokenTable.of))
+            opened.callback(checker.close)
+            serving = serving_on(
+                engine,
+                self.settings,
+                model,
+                max_num_seqs=engine.max_num_seqs,
+                limits=limits_of(self.config, engine.tokenizer.size),
+                chat_format=self.chat_format,
+                grammars=checker,
+                media=self.media,
+            )
+            close_checker = opened.pop_all().close
 
         async def close() -> None:
             await engine.close()
-            await asyncio.to_thread(checker.close)
+            await asyncio.to_thread(close_checker)
 
         return Opened(serving, close)
 
