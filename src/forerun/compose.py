@@ -7,23 +7,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forerun.compose_costs import cost_curve, known_curve, step_costs, target_pace
 from forerun.compose_tiers import OpenTiers, open_tiers
+from forerun.compose_wanted import Configured, context_params
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
 from forerun.core.costs import CostCurve
 from forerun.core.lookups import own_lookups
-from forerun.core.memory import DENSE, MemoryKind
+from forerun.core.memory import DENSE
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Drafter
 from forerun.core.synthetic import SyntheticAcceptance
 from forerun.core.verification import verify
 from forerun.engine.async_engine import AsyncioEngine
-from forerun.engine.cores import machine_load, physical_cores
+from forerun.engine.cores import machine_load
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.loading import LoadPhase, LoadProgress, PhaseProgress, during
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
@@ -34,22 +35,18 @@ from forerun.errors import ForerunError, ModelError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
-    from forerun.models.gguf_header import GgufHeader
-    from forerun.models.machine_memory import FreeMemory
     from forerun.models.model_identity import ModelIdentity
     from forerun.models.preflight import Candidate, Preflight
     from forerun.models.prospects import Check
     from forerun.models.wanted import Limits
     from forerun.native.adapters import AppliedAdapters, LoraAdapter
-    from forerun.native.context import ContextParams, LlamaContext
+    from forerun.native.context import LlamaContext
     from forerun.native.drafter import LlamaDrafter
     from forerun.native.model import LlamaModel
     from forerun.native.rollback import Rollback
 
 logger = logging.getLogger(__name__)
 
-SUFFIX_BYTES = 36
-"""What a token of past outputs takes (core/suffix.py)."""
 _BUSY = 0.7
 """Cores that other programs may use before measured costs are told to be theirs too."""
 
@@ -226,7 +223,7 @@ def preflight(config: EngineConfig) -> Preflight:
     """Whether models, limits and machine fit together, found out without loading weights. Raises no ModelError."""
     from forerun.models.preflight import inspect
 
-    return inspect(_Wanted(as_listed(config)))
+    return inspect(Configured(as_listed(config)))
 
 
 def settled(config: EngineConfig, found: Preflight) -> EngineConfig:
@@ -238,83 +235,6 @@ def settled(config: EngineConfig, found: Preflight) -> EngineConfig:
     limits = found.usable_limits
     cache_ram = limits.cache_ram if config.moves_prefixes else config.cache_ram
     return replace(config, n_ctx=limits.n_ctx, max_num_seqs=limits.max_num_seqs, cache_ram=cache_ram)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Implements models.preflight.Wanted: what a configuration comes out as for the files it names."""
-
-    config: EngineConfig
-
-    @property
-    def target(self) -> str:
-        return self.config.model
-
-    @property
-    def draft(self) -> str | None:
-        return self.config.draft
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        return {name: os.fspath(file) for name, file in self.config.adapters.items()}
-
-    def drafts_with_mtp(self, target: GgufHeader) -> bool:
-        return _drafts_with_mtp(self.config, target)
-
-    @property
-    def n_ctx(self) -> int | None:
-        return self.config.n_ctx
-
-    @property
-    def max_num_seqs(self) -> int | None:
-        return self.config.max_num_seqs
-
-    @property
-    def running(self) -> int:
-        return self.config.running
-
-    @property
-    def beside(self) -> Mapping[str, int]:
-        return {"past outputs": SUFFIX_BYTES * self.config.suffix_tokens if self.config.draft_tokens else 0}
-
-    def chosen(self, n_ctx: int, max_num_seqs: int) -> _Wanted:
-        config = self.config
-        return _Wanted(replace(config, n_ctx=config.n_ctx or n_ctx, max_num_seqs=config.max_num_seqs or max_num_seqs))
-
-    def cache_ram(self, free: FreeMemory | None, needed: int) -> int:
-        from forerun.models.machine_memory import default_cache_ram
-
-        if not self.config.moves_prefixes:
-            return self.config.cache_ram or 0
-        return default_cache_ram(free, needed) if self.config.cache_ram is None else self.config.cache_ram
-
-    def limits(self, n_ctx: int, draft_n_ctx_train: int | None) -> Limits:
-        from forerun.models.wanted import Limits
-
-        config = self.config
-        is_drafting = draft_n_ctx_train is not None and config.draft_tokens > 0
-        draft_n_ctx = config.draft_n_ctx or min(n_ctx, draft_n_ctx_train or n_ctx)
-        return Limits(
-            n_ctx=n_ctx,
-            draft_n_ctx=draft_n_ctx if is_drafting else 0,
-            n_seq_max=config.sequence_ids(has_state=False),
-            max_num_seqs=config.running,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            draft_tokens=config.draft_tokens,
-        )
-
-    def model_params(self, *, with_mtp: bool) -> dict[str, int | float | bool]:
-        params: dict[str, int | float | bool] = {"n_gpu_layers": self.config.n_gpu_layers}
-        return params | {"load_mtp": True} if with_mtp else params
-
-    def context_params(self, n_ctx: int, *, is_mtp: bool) -> dict[str, int | float | bool]:
-        return _context_params(self.config, n_ctx, is_mtp=is_mtp).numbers()
-
-    def sequence_ids(self, *, has_state: bool) -> int:
-        return self.config.sequence_ids(has_state=has_state)
-
-    def native_ids(self, *, has_state: bool) -> int:
-        return self.config.native_ids(has_state=has_state)
 
 
 def check(config: EngineConfig, *, measures: bool, progress: PhaseProgress | None = None) -> Check:
@@ -333,7 +253,7 @@ def check(config: EngineConfig, *, measures: bool, progress: PhaseProgress | Non
     found = preflight(config)
     if not found.is_usable:
         return Check(found)
-    fit = measured_fit(found, _Wanted(config))
+    fit = measured_fit(found, Configured(config))
     if fit is not None:
         found.findings += judge_fit(fit, found.usable_limits.n_ctx, is_asked=config.n_ctx is not None)
     config = settled(config, found)
@@ -358,22 +278,6 @@ def _measured_or_told(
     except ForerunError as error:
         found.findings.append(Finding(Verdict.WARNING, "speed", f"costs could not be measured: {error}"))
         return None
-
-
-def _drafts_with_mtp(config: EngineConfig, header: GgufHeader) -> bool:
-    """Whether the model's MTP head drafts. Raises ModelLoadError where it is to and cannot."""
-    from forerun.models.nextn import nextn_layers, why_no_mtp
-    from forerun.native.nextn import why_no_nextn
-
-    is_allowed = config.mtp is not False and config.draft is None and config.draft_tokens > 0
-    if not is_allowed or not (config.mtp or nextn_layers(header)):
-        return False
-    reason = why_no_mtp(header) or why_no_nextn()
-    if reason and config.mtp:
-        raise ModelLoadError(f"{header.path}: its MTP head cannot draft: {reason}")
-    if reason:
-        logger.info("%s: its MTP head does not draft: %s", header.path, reason)
-    return reason is None
 
 
 def _load(
@@ -430,32 +334,9 @@ def _context(
     from forerun.native.context import LlamaContext
 
     memory = DENSE if is_mtp else model.memory
-    context = LlamaContext(model, _context_params(config, n_ctx, memory, is_mtp=is_mtp))
+    context = LlamaContext(model, context_params(config, n_ctx, memory, is_mtp=is_mtp))
     loaded.callback(context.close)
     return context
-
-
-def _context_params(
-    config: EngineConfig, n_ctx: int, memory: MemoryKind = DENSE, *, is_mtp: bool = False
-) -> ContextParams:
-    from forerun.native.context import ContextParams
-
-    n_seq_max = config.native_ids(has_state=memory.has_state)
-    threads = config.n_threads or physical_cores()
-    # llama.cpp ends the process where a batch has no room for a row of every sequence id, and cuts batches down to the
-    # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
-    n_batch = max(config.max_num_batched_tokens, n_seq_max)
-    return ContextParams(
-        n_ctx=max(n_ctx + config.scratch_cells, n_batch),
-        n_batch=n_batch,
-        # Several micro-batches could take cells of a window that taking back rejected drafts needs.
-        n_ubatch=n_batch if memory.window else min(config.n_ubatch, n_batch),
-        n_seq_max=n_seq_max,
-        max_logit_rows=max(config.logit_rows, n_seq_max),
-        n_threads=threads,
-        n_threads_batch=threads,
-        is_mtp=is_mtp,
-    )
 
 
 def calibrate(config: EngineConfig, progress: PhaseProgress | None = None) -> list[tuple[Path, CostCurve]]:
@@ -475,7 +356,7 @@ def _measured(candidate: Candidate, config: EngineConfig, progress: PhaseProgres
 
 
 def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None:
-    params = _context_params(config, 1, candidate.memory, is_mtp=candidate.is_mtp)
+    params = context_params(config, 1, candidate.memory, is_mtp=candidate.is_mtp)
     return known_curve(candidate.header.path, params, config)
 
 
@@ -558,6 +439,6 @@ def model_identity(config: EngineConfig, found: Preflight, progress: PhaseProgre
         target_name=target.header.path.name,
         draft_name=next((one.name for one in drafts), ""),
         build=library_build(),
-        settings=_context_params(config, limits.n_ctx, target.memory).numbers(),
+        settings=context_params(config, limits.n_ctx, target.memory).numbers(),
         beyond_training=tuple(is_beyond_training(one.header, n_ctx) for one, n_ctx in contexts),
     )
