@@ -38,6 +38,33 @@ def test_points_belong_to_the_cells_they_were_measured_over() -> None:
     assert CostCurve((1,), (10.0,), (100.0,), cells=500).predict(1) == 5.0, "no less than half"
 
 
+PRICED = CostCurve(CURVE.rows, CURVE.ms, CURVE.ms_per_kilocell, logit_ms=1.0)
+"""The same where logits of a row have a price."""
+
+
+def test_rows_without_logits_cost_less() -> None:
+    assert PRICED.predict(16) == PRICED.predict(16, logits=16) == PRICED.predict(16, logits=40) == 55.0
+    assert PRICED.predict(16, logits=1) == 40.0
+    assert PRICED.predict(16, cells=1000, logits=6) == 55.0 + 8.0 - 10.0
+    assert CURVE.predict(16, logits=1) == 55.0, "where the price is not known they cost the same"
+    assert CostCurve((1, 8), (10.0, 20.0), logit_ms=5.0).predict(8, logits=1) == 10.0, "no less than half"
+
+
+def test_a_step_without_logits_teaches_what_one_with_them_costs() -> None:
+    costs = LiveCosts(PRICED)
+    for _ in range(80):
+        costs.observe(16, 0, 80.0, logits=1)
+    assert costs.predict(16, logits=1) == pytest.approx(80.0, rel=0.01)
+    assert costs.predict(16) == pytest.approx(110.0, rel=0.01)
+
+
+@given(st.integers(1, 40), st.integers(0, 3000), st.none() | st.integers(0, 50))
+def test_all_rows_at_once_are_predicted_as_each_alone(most: int, cells: int, logits: int | None) -> None:
+    rows = np.arange(1, most + 1)
+    alone = [PRICED.predict(int(count), cells, logits=logits) for count in rows]
+    assert PRICED.predict_all(rows, cells, logits=logits) == pytest.approx(alone)
+
+
 def test_no_rows_cost_nothing() -> None:
     assert CURVE.predict(0, cells=5000) == LiveCosts(CURVE).predict(0) == 0.0
 
@@ -51,7 +78,7 @@ def test_points_that_are_no_curve_are_refused(rows: tuple[int, ...], ms: tuple[f
 
 
 def test_a_curve_survives_json() -> None:
-    assert CostCurve.from_json(json.loads(json.dumps(CURVE.as_json()))) == CURVE
+    assert CostCurve.from_json(json.loads(json.dumps(PRICED.as_json()))) == PRICED
 
 
 @given(st.floats(0.3, 3.0), st.sampled_from([1, 3, 8, 16]))

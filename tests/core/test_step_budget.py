@@ -60,6 +60,13 @@ def test_a_step_is_as_large_as_the_target_allows_and_no_larger(
     assert decode + rows == 512 or curve.predict(decode + rows + 1) + other_ms > allowed
 
 
+def test_rows_of_prompts_are_not_charged_for_logits_they_do_not_have() -> None:
+    priced = CostCurve(SMALL.rows, SMALL.ms, logit_ms=1.0)
+    rows = budget(priced, 200).prefill_rows(beside(4))
+    assert rows > budget(SMALL, 200).prefill_rows(beside(4)) + 4
+    assert priced.predict(4 + rows, logits=4) <= 200 < priced.predict(5 + rows, logits=4)
+
+
 def test_prompts_go_on_although_decodes_alone_take_longer_than_the_target() -> None:
     use = budget(SMALL, 100)
     rows = use.prefill_rows(beside(64))

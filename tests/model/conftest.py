@@ -59,11 +59,9 @@ def make_context() -> Iterator[MakeContext]:
     """Makes contexts that are closed at the end of the test."""
     with ExitStack() as made:
 
-        def make(model: LlamaModel, n_ctx: int = 512, n_batch: int = 256) -> LlamaContext:
-            params = ContextParams(
-                n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_seq_max=8, n_threads=1, n_threads_batch=1
-            )
-            context = LlamaContext(model, params)
+        def make(model: LlamaModel, n_ctx: int = 512, n_batch: int = 256, **options: Any) -> LlamaContext:
+            options |= {"n_ubatch": n_batch, "n_seq_max": 8, "n_threads": 1, "n_threads_batch": 1}
+            context = LlamaContext(model, ContextParams(n_ctx=n_ctx, n_batch=n_batch, **options))
             made.callback(context.close)
             return context
 

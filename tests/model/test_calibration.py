@@ -11,8 +11,8 @@ from forerun import Engine, SamplingParams
 from forerun.compose import build, calibrate
 from forerun.engine_config import EngineConfig
 from forerun.native.calibration import Calibration
-from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
+from tests.model.conftest import MakeContext
 
 pytestmark = pytest.mark.model
 
@@ -54,13 +54,35 @@ def test_costs_are_measured_where_a_latency_is_to_be_kept_to(
         known.dispose()
 
 
-def test_no_more_rows_are_measured_than_can_have_logits(tiny_dense_path: Path) -> None:
-    model = LlamaModel.load(tiny_dense_path, n_gpu_layers=0)
-    params = ContextParams(n_ctx=512, n_seq_max=2, max_logit_rows=6, n_threads=1, n_threads_batch=1)
-    context = LlamaContext(model, params)
-    assert Calibration(context).measure(0.2).rows[-1] <= 6
-    context.close()
-    model.close()
+def test_rows_beyond_those_that_can_have_logits_are_measured_without(
+    make_context: MakeContext, dense: LlamaModel
+) -> None:
+    curve = Calibration(make_context(dense, n_ctx=512, max_logit_rows=12)).measure(0.3)
+    assert curve.rows[-1] > 12
+    assert curve.predict(curve.rows[-1], logits=1) <= curve.predict(curve.rows[-1])
+
+
+def test_rows_are_timed_with_their_logits_and_without(make_context: MakeContext, dense: LlamaModel) -> None:
+    context = make_context(dense, n_ctx=512, n_batch=64)
+    seen: set[tuple[int, int]] = set()
+    context.after_decode = lambda batch: seen.add((batch.rows, batch.outputs))
+    curve = Calibration(context).measure(3.0)
+    assert {(64, 64), (64, 1)} <= seen
+    assert 0 <= 63 * curve.logit_ms < curve.predict(64)
+
+
+def test_cells_far_behind_are_copied_not_computed(make_context: MakeContext, dense: LlamaModel) -> None:
+    context = make_context(dense, n_ctx=4096)
+    rows: list[int] = []
+    context.after_decode = lambda batch: rows.append(batch.rows)
+    calibration = Calibration(context)
+    calibration._fill(256, 10.0)
+    held = context.state_size(0)
+    assert calibration._deepen(10.0) == 2048
+    assert sum(rows) == 256
+    assert context.state_size(0) > 7 * held, "they are the sequence's own, so that its rows attend to them"
+    calibration._time(64)
+    assert context.pos_max(0) == 255
 
 
 @pytest.mark.parametrize("draft", ["none", "target", "poor"])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 _BLEND = 0.1
 """Weight of the latest step in a correction."""
 _LEAST = 0.5
-"""A decode over fewer cells than were used in measuring costs at least this share."""
+"""A decode over fewer cells than were used in measuring, or with fewer logits, costs at least this share."""
 _WILD = 4.0
 """A step this many times slower or faster than predicted was disturbed, or paid for something else: clipped."""
 
@@ -27,14 +27,15 @@ class CostCurve:
     """Milliseconds of one decode. `ms[i]` belongs to `rows[i]` rows over `cells` used cells; rows ascend from 1.
 
     `ms_per_kilocell[i]`: what a decode of `rows[i]` rows costs more for every 1,000 used cells (attention walks all of
-    them, but how fast depends on the rows); empty where that is not known. Raises ValueError for points that are no
-    curve.
+    them, but how fast depends on the rows); empty where that is not known. All rows have logits, as where drafts are
+    verified; one without, as in a prompt, costs `logit_ms` less. Raises ValueError for points that are no curve.
     """
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
     ms_per_kilocell: tuple[float, ...] = ()
     cells: int = 0
+    logit_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.ms) or self.rows[0] != 1:
@@ -43,13 +44,20 @@ class CostCurve:
             raise ValueError(f"row counts ascend, got {self.rows}")
         if len(self.ms_per_kilocell) not in (0, len(self.rows)):
             raise ValueError(f"{len(self.rows)} row counts, but {len(self.ms_per_kilocell)} costs of cells")
-        if min(self.ms) <= 0 or min(self.ms_per_kilocell, default=0.0) < 0 or self.cells < 0:
+        if min(self.ms) <= 0 or min((*self.ms_per_kilocell, self.logit_ms, self.cells)) < 0:
             raise ValueError("costs are positive")
 
-    def predict(self, rows: int, cells: int = 0) -> float:
-        """Milliseconds of a decode of `rows` rows while `cells` cells are used. No rows cost nothing."""
+    def predict(self, rows: int, cells: int = 0, *, logits: int | None = None) -> float:
+        """Milliseconds of `rows` rows, `logits` of them with logits (None: all), while `cells` cells are used.
+        No rows cost nothing."""
         if rows <= 0:
             return 0.0
+        verified = self._verified(rows, cells)
+        if logits is None or logits >= rows:
+            return verified
+        return max(verified - (rows - logits) * self.logit_ms, verified * _LEAST)
+
+    def _verified(self, rows: int, cells: int) -> float:
         at = bisect_left(self.rows, rows)
         if at == len(self.rows):  # beyond the last point: like the last stretch, but no cheaper a row
             return self._point(-1, cells) * rows / self.rows[-1]
@@ -59,11 +67,15 @@ class CostCurve:
         before = self._point(at - 1, cells)
         return before + (rows - low) / (high - low) * (self._point(at, cells) - before)
 
-    def predict_all(self, rows: NDArray[np.intp], cells: int = 0) -> NDArray[np.float64]:
+    def predict_all(self, rows: NDArray[np.intp], cells: int = 0, *, logits: int | None = None) -> NDArray[np.float64]:
         """The same for many row counts at once (each at least 1)."""
         points = [self._point(at, cells) for at in range(len(self.rows))]
         within: NDArray[np.float64] = np.interp(rows, self.rows, points)
-        return within * np.maximum(rows / self.rows[-1], 1.0)
+        verified = within * np.maximum(rows / self.rows[-1], 1.0)
+        if logits is None or not self.logit_ms:
+            return verified
+        without: NDArray[np.float64] = verified - np.maximum(rows - logits, 0) * self.logit_ms
+        return np.maximum(without, verified * _LEAST)
 
     def _point(self, at: int, cells: int) -> float:
         ms = self.ms[at]
@@ -73,13 +85,15 @@ class CostCurve:
 
     def as_json(self) -> dict[str, Any]:
         slopes = list(self.ms_per_kilocell)
-        return {"rows": list(self.rows), "ms": list(self.ms), "ms_per_kilocell": slopes, "cells": self.cells}
+        points = {"rows": list(self.rows), "ms": list(self.ms), "ms_per_kilocell": slopes}
+        return {**points, "cells": self.cells, "logit_ms": self.logit_ms}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Raises ValueError, KeyError or TypeError for anything `as_json` does not write."""
         ms, slopes = (tuple(float(value) for value in values[name]) for name in ("ms", "ms_per_kilocell"))
-        return cls(tuple(int(row) for row in values["rows"]), ms, slopes, int(values["cells"]))
+        rows = tuple(int(row) for row in values["rows"])
+        return cls(rows, ms, slopes, int(values["cells"]), float(values.get("logit_ms", 0.0)))
 
 
 class LiveCosts:
@@ -97,22 +111,22 @@ class LiveCosts:
         self._seen = [False] * len(curve.rows)
         self._overall = 1.0
 
-    def predict(self, rows: int, cells: int = 0) -> float:
+    def predict(self, rows: int, cells: int = 0, *, logits: int | None = None) -> float:
         """Milliseconds of a decode, as the machine is now."""
-        return self.curve.predict(rows, cells) * self._correction(self._stretch(rows))
+        return self.curve.predict(rows, cells, logits=logits) * self._correction(self._stretch(rows))
 
-    def predict_all(self, rows: NDArray[np.intp], cells: int = 0) -> NDArray[np.float64]:
+    def predict_all(self, rows: NDArray[np.intp], cells: int = 0, *, logits: int | None = None) -> NDArray[np.float64]:
         """The same for many row counts at once (each at least 1)."""
         corrections = np.array([self._correction(at) for at in range(len(self._corrections))])
         stretches = np.minimum(np.searchsorted(self.curve.rows, rows), len(corrections) - 1)
-        corrected: NDArray[np.float64] = self.curve.predict_all(rows, cells) * corrections[stretches]
+        corrected: NDArray[np.float64] = self.curve.predict_all(rows, cells, logits=logits) * corrections[stretches]
         return corrected
 
-    def observe(self, rows: int, cells: int, ms: float) -> None:
-        """A decode of `rows` rows over `cells` used cells took `ms`."""
+    def observe(self, rows: int, cells: int, ms: float, *, logits: int | None = None) -> None:
+        """A decode of `rows` rows over `cells` used cells took `ms`; `logits` of them had logits (None: all)."""
         if rows <= 0 or ms <= 0:
             return
-        ratio = min(max(ms / self.curve.predict(rows, cells), 1 / _WILD), _WILD)
+        ratio = min(max(ms / self.curve.predict(rows, cells, logits=logits), 1 / _WILD), _WILD)
         at = self._stretch(rows)
         self._corrections[at] = self._correction(at) + _BLEND * (ratio - self._correction(at))
         self._seen[at] = True

@@ -23,7 +23,7 @@ class RecomputeCost:
         """As measured for the largest batch of a curve."""
         rows = curve.rows[-1]
         slope = curve.ms_per_kilocell[-1] if curve.ms_per_kilocell else 0.0
-        return cls(curve.predict(rows, 0) / rows, slope / rows)
+        return cls(curve.predict(rows, 0, logits=1) / rows, slope / rows)
 
     def ms(self, start: int, tokens: int) -> float:
         """Prefill of so many tokens after `start` others: each attends to all before it."""

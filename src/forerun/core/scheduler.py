@@ -43,6 +43,7 @@ from forerun.core.step import (
     StepPlan,
     StepResult,
     Vocabulary,
+    prompt_rows,
     tokens_of,
 )
 from forerun.core.step_budget import StepBudget, StepSoFar
@@ -282,7 +283,7 @@ class Scheduler:
         if is_idle:
             self.pool.store_some(_STORES_ALONE)
         is_waiting = is_idle and self._admission.is_fetching
-        if _prefill_rows(plan) >= _LONG_STEP:
+        if prompt_rows(plan) >= _LONG_STEP:
             self.in_long_step = frozenset(self._running[key].request.id for key in plan.sequence_ids())
         # Taken only now: a plan that was given up must not take the operations it queued with it.
         return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
@@ -517,7 +518,7 @@ class Scheduler:
 
     def _charge_idle(self, plan: StepPlan) -> None:
         """Idle cells cost all that is computed, prompts too: every row's attention walks over them."""
-        rows, cells = len(plan.decode) + _prefill_rows(plan), self.pool.target_cells.used
+        rows, cells = len(plan.decode) + prompt_rows(plan), self.pool.target_cells.used
         if not rows or self.pool.tiers is None:
             return
         if self.costs is None:
@@ -545,17 +546,15 @@ class Scheduler:
         if self._pace is None:
             return
         drafted = sum(one.drafted for one in result.sequences.values())
-        plain_rows = len(plan.decode) + _prefill_rows(plan)
         if self.costs is not None:
-            self._count_savings(plan, result, self.costs.target, plain_rows, drafted)
+            self._count_savings(plan, result, self.costs.target, drafted)
             self._drafting.learn_costs(plan, result.times)
-        self.budget.learn(plan, plain_rows + drafted, self.pool.target_cells.used, result.times)
+        self.budget.learn(plan, drafted, self.pool.target_cells.used, result.times)
 
-    def _count_savings(
-        self, plan: StepPlan, result: StepResult, pace: LiveCosts, plain_rows: int, drafted: int
-    ) -> None:
-        cells = self.pool.target_cells.used
-        first_ms, next_ms = (pace.predict(rows, cells) for rows in (plain_rows, len(plan.decode)))
+    def _count_savings(self, plan: StepPlan, result: StepResult, pace: LiveCosts, drafted: int) -> None:
+        decodes, cells = len(plan.decode), self.pool.target_cells.used
+        next_ms = pace.predict(decodes, cells)
+        first_ms = pace.predict(decodes + prompt_rows(plan), cells, logits=decodes)
         has_drafted = drafted > 0 or bool(plan.draft_fills)
         for row in plan.decode:
             if (found := result.sequences.get(row.sequence_id)) is None:
@@ -630,8 +629,3 @@ class Scheduler:
 def _is_ready(state: RequestState) -> bool:
     """One text token behind: a decode row."""
     return state.history.size - state.computed == 1 and (not state.has_media or state.next_media() is None)
-
-
-def _prefill_rows(plan: StepPlan) -> int:
-    """Rows of prompt text in a step; media are not counted."""
-    return sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))

@@ -325,7 +325,7 @@ class DraftPlanner:
         target = costs.target.predict(rows + len(probed), load.cells) - costs.target.predict(rows, load.cells)
         if self._config.memory.has_state:  # a rejection is expected, and costs a second decode
             target += costs.target.predict(len(probed), load.cells)
-        return target + costs.draft.predict(sum(candidate.behind for candidate in probed), load.draft_cells)
+        return target + costs.draft.predict(sum(candidate.behind for candidate in probed), load.draft_cells, logits=0)
 
     def _wanted(self, state: RequestState) -> int:
         if state.drafting.is_off or state.is_suspect:
@@ -385,7 +385,8 @@ class DraftPlanner:
         """The same for what it runs through."""
         if self._costs is None or self._costs.draft is None:
             return 0.0
-        return self._costs.draft.predict(sum(fill.tokens.size for fill in fills), self._pool.draft_cells.used)
+        rows = sum(fill.tokens.size for fill in fills)
+        return self._costs.draft.predict(rows, self._pool.draft_cells.used, logits=0)
 
     def fills(
         self, states: Sequence[RequestState], drafts: Drafts, budget: int, room_ms: float = math.inf
@@ -420,7 +421,7 @@ class DraftPlanner:
         """As many of the rows as those who only wait can be asked to wait for."""
         if self._costs is None or self._costs.draft is None:
             return rows
-        while rows > 0 and self._costs.draft.predict(planned + rows) > patience:
+        while rows > 0 and self._costs.draft.predict(planned + rows, logits=0) > patience:
             rows //= 2
         return rows
 
@@ -453,7 +454,7 @@ class DraftPlanner:
         if self._costs is None or self._costs.draft is None:
             return True
         missing = state.history.size - self._pool.draft_cells.held(_id(state))
-        return saving * min(state.output_left, _HORIZON) > self._costs.draft.predict(missing)
+        return saving * min(state.output_left, _HORIZON) > self._costs.draft.predict(missing, logits=0)
 
     def origins(self, row: DecodeRow, drafted: int) -> Origins:
         """Who proposed the `drafted` tokens that were verified behind a row: its own drafts, then the draft model's."""

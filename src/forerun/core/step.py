@@ -264,6 +264,11 @@ class StepPlan:
         return [row.sequence_id for row in (*self.decode, *self.prefill)]
 
 
+def prompt_rows(plan: StepPlan) -> int:
+    """Rows of prompt text in a step; media are not counted."""
+    return sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
     """What verification gave one sequence: at least one token; all but the last are in the target's memory."""

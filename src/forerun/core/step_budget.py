@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.core.costs import CostCurve, LiveCosts
 from forerun.core.planner import OTHERS_SHARE, PrefillDemand
-from forerun.core.step import MediaRows, StepPlan, StepTimes
+from forerun.core.step import MediaRows, StepPlan, StepTimes, prompt_rows
 
 SHORTEST_TARGET_MS = 50.0
 """20 tokens a second are fast enough for anybody who reads."""
@@ -43,15 +43,16 @@ def default_target_ms(curve: CostCurve, batch: int) -> float:
     Where a whole batch of `batch` rows takes longer than readers bear: what they bear, unless rows would be much dearer
     then. Else the shortest step that computes rows about as cheaply as any; nothing is gained below SHORTEST_TARGET_MS.
     """
-    if curve.predict(batch) > READING_MS:
+    if curve.predict(batch, logits=1) > READING_MS:
         return max(READING_MS, _shortest_step(curve, _BEARABLE))
     return max(SHORTEST_TARGET_MS, _shortest_step(curve, _CHEAP))
 
 
 def _shortest_step(curve: CostCurve, factor: float) -> float:
-    """Milliseconds of the shortest step whose rows cost at most `factor` times what the cheapest cost."""
-    most = factor * min(ms / rows for rows, ms in zip(curve.rows, curve.ms, strict=True))
-    return min(ms for rows, ms in zip(curve.rows, curve.ms, strict=True) if ms / rows <= most)
+    """Milliseconds of the shortest step of a prompt whose rows cost at most `factor` times what the cheapest cost."""
+    steps = [(rows, curve.predict(rows, curve.cells, logits=1)) for rows in curve.rows]
+    most = factor * min(ms / rows for rows, ms in steps)
+    return min(ms for rows, ms in steps if ms / rows <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,8 @@ class StepBudget:
         if self._costs is None:
             return min(room, self._rows_beside_decode)
         counts = np.arange(so_far.rows + 1, so_far.rows + room + 1)
-        within = self._costs.predict_all(counts, so_far.cells) <= self.allowed_ms(so_far, patience) - so_far.other_ms
+        predicted = self._costs.predict_all(counts, so_far.cells, logits=so_far.rows)
+        within = predicted <= self.allowed_ms(so_far, patience) - so_far.other_ms
         # The curve has teeth: a step of more rows may take less time.
         last = int(np.flatnonzero(within)[-1]) if within.any() else 0
         return last + 1
@@ -154,16 +156,17 @@ class StepBudget:
         than those tokens, which are rows themselves."""
         return math.ceil(tokens * self._media_factor)
 
-    def learn(self, plan: StepPlan, rows: int, cells: int, times: StepTimes) -> None:
-        """What a successful step of `rows` rows of text took, media apart, over `cells` used cells."""
+    def learn(self, plan: StepPlan, drafted: int, cells: int, times: StepTimes) -> None:
+        """What a successful step with so many drafted tokens took over `cells` used cells."""
         if self._costs is None or times.target <= 0:
             return
-        tokens = _media_tokens(plan)
+        logits = len(plan.decode) + drafted
+        rows, tokens = logits + prompt_rows(plan), _media_tokens(plan)
         if not tokens:
-            self._costs.observe(rows, cells, times.target * 1e3)
+            self._costs.observe(rows, cells, times.target * 1e3, logits=logits)
             return
-        others = self._costs.predict(rows, cells)
-        as_text = self._costs.predict(rows + tokens, cells) - others
+        others = self._costs.predict(rows, cells, logits=logits)
+        as_text = self._costs.predict(rows + tokens, cells, logits=logits) - others
         seen = (times.target * 1e3 - others) / max(as_text, _TINY_MS)
         self._media_factor += _BLEND * (min(max(seen, 1.0), _WILD) - self._media_factor)
 

@@ -87,8 +87,8 @@ def rates_of(costs: CostCurve, running: int, cells: int) -> Rates:
     """What costs say about speed while `cells` cells are used."""
     most = costs.rows[-1]
     rows = min(running, most)
-    alone, together, prompt = (1000 * count / costs.predict(count, cells) for count in (1, rows, most))
-    return Rates(alone, together, rows, prompt)
+    alone, together = (1000 * count / costs.predict(count, cells) for count in (1, rows))
+    return Rates(alone, together, rows, 1000 * most / costs.predict(most, cells, logits=1))
 
 
 def _told(rates: Rates) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -19,71 +19,102 @@ from forerun.native.context import ContextParams, LlamaContext
 _ROWS = (
     *(1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 48, 128, 96),
     *(5, 7, 9, 13, 15, 17, 20, 23, 25, 31, 33, 40, 65),
+    *(256, 512),
 )
 """The shape of the curve first, all of its length: a slow machine has no time for more. Then its teeth: kernels work on
-tiles of 4 to 16 rows, so that 16 rows may cost less than 15, and 17 a fifth more."""
-_DEEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-_SHALLOW, _DEEP = 256, 1024
-"""Cells behind which decodes are timed, where that many can be computed in time."""
+tiles of 4 to 16 rows, so that 16 rows may cost less than 15, and 17 a fifth more. Then what fast machines take."""
+_DEEP_ROWS = (1, 16, 64, 4, 8, 2, 32, 128, 256)
+_LOGIT_ROWS = 64
+"""Logits are told from a decode of so many rows, with and without."""
+_SHALLOW, _DEEP, _COMPUTED = 256, 2048, 1024
+"""Cells behind which decodes are timed; where memory cannot be copied, as many as can be computed in time."""
 _FAR_APART = 512
 """Closer depths say less about what cells cost a few rows than the chunks say that were computed on the way."""
 _CHUNK = 64
 _REPEATS = 5
+_PAIRS = 3
 _FIRST_PASS = 0.4
 """Share of the time for measuring every row count once."""
-_SEQUENCE = 0
+_SEQUENCE, _SPARE = 0, 1
 
 
 class Calibration:
-    """Times decodes in an otherwise empty context, and leaves it empty.
+    """Times decodes in an otherwise empty context, and leaves it empty."""
 
-    `verifies`: all rows have logits, as where drafts are verified; else the last one alone, as in prompts.
-    """
-
-    def __init__(self, context: LlamaContext, *, verifies: bool = True) -> None:
+    def __init__(self, context: LlamaContext) -> None:
         self._context = context
-        self._verifies = verifies
         self._batch = context.new_batch()
         self._tokens = np.random.default_rng(0).integers(0, context.model.vocabulary.size, context.n_batch)
+        self._copied = 0
+        """Cells that hold again what others hold."""
         self._chunks: list[tuple[int, float]] = []
         """Cells held, and the milliseconds that a chunk took behind them."""
 
     def measure(self, budget: float = 6.0) -> CostCurve:
         """A curve from about `budget` seconds of decodes at most; few repeats, and fewer rows, on a slow machine.
 
-        Two depths, since attention costs every row something for each cell, and the first cells more than later ones:
-        all row counts where a conversation begins, and a few further on. Where the machine is too slow to get far, what
-        cells cost is told from the chunks on the way instead. The fastest of the repeats counts: whatever disturbs a
-        decode makes it slower.
+        Two depths, since attention costs every row something for each cell: all row counts where a conversation begins,
+        and a few further on. Where the machine is too slow to get far, what cells cost is told from the chunks on the
+        way instead. The fastest of the repeats counts: whatever disturbs a decode makes it slower.
 
         Raises NativeStepError where a decode fails.
         """
         started = perf_counter()
-        self._time(1)  # the first decode of a context allocates
+        self._time(1, logits=1)  # the first decode of a context allocates
         shallow = self._fill(_SHALLOW, budget / 4)
-        curve = self._curve(_ROWS, started + 0.7 * budget)
-        deep = self._fill(_DEEP, budget / 5)
+        timed = self._curve(_ROWS, started + 0.6 * budget)
+        logit_ms = self._logit_ms(timed)
+        deep = self._deepen(budget / 5)
         if deep - shallow >= _FAR_APART:
-            later = self._curve([count for count in _DEEP_ROWS if count in curve], started + 1.1 * budget)
-            slopes = _slopes(curve, later, deep - shallow)
+            later = self._curve([rows for rows in _DEEP_ROWS if rows in timed], started + 1.1 * budget)
+            slopes = _slopes(timed, later, deep - shallow)
         else:
-            slopes = tuple(rows * slope_of(self._chunks) / _CHUNK for rows in curve)
+            slopes = tuple(rows * slope_of(self._chunks) / _CHUNK for rows in timed)
         self._context.clear_sequence(_SEQUENCE)
-        return CostCurve(tuple(curve), tuple(curve.values()), slopes, shallow)
+        most = self._context.max_logit_rows
+        curve = {rows: ms + max(0, rows - most) * logit_ms for rows, ms in timed.items()}
+        return CostCurve(tuple(curve), tuple(curve.values()), slopes, shallow, logit_ms)
+
+    def _logit_ms(self, timed: Mapping[int, float]) -> float:
+        """What the logits of a row cost: the median over pairs of decodes, with and without. 0 where that is noise."""
+        rows = max((rows for rows in timed if rows <= min(_LOGIT_ROWS, self._context.max_logit_rows)), default=1)
+        if rows == 1:
+            return 0.0
+        pairs = [(self._time(rows), self._time(rows, logits=1)) for _ in range(_PAIRS)]
+        return max(0.0, float(np.median([every - last for every, last in pairs]))) * 1e3 / (rows - 1)
+
+    def _deepen(self, budget: float) -> int:
+        """Let more cells be used, as far as `_DEEP`; how many they are.
+
+        What the sequence holds is copied again and again where that is possible: attention does not mind that positions
+        are there twice. Otherwise more is computed, for `budget` seconds at most.
+        """
+        context, held = self._context, self._held()
+        if not context.memory.is_dense or context.params.n_seq_max <= _SPARE or not held:
+            return self._fill(_COMPUTED, budget)
+        state = np.empty(context.state_size(_SEQUENCE), np.uint8)
+        context.get_sequence_state(_SEQUENCE, state)
+        while held + self._copied < min(_DEEP, context.n_ctx // 2):
+            context.set_sequence_state(_SPARE, state)
+            context.copy_sequence(_SPARE, _SEQUENCE)
+            context.clear_sequence(_SPARE)
+            self._copied += held
+        return held + self._copied
 
     def _fill(self, depth: int, budget: float) -> int:
         """Let the sequence hold `depth` cells, or what can be computed in `budget` seconds; how many that are."""
         started, most = perf_counter(), min(depth, self._context.n_ctx // 2)
         while (held := self._held()) < most and perf_counter() - started < budget:
             rows, before = min(self._context.n_batch, _CHUNK, most - held), perf_counter()
-            self._decode(rows, held, last_output=True)
+            self._decode(rows, held, logits=1)
             float(self._context.logits[0, 0])  # waits for the decode
             if rows == _CHUNK:
                 self._chunks.append((held, (perf_counter() - before) * 1e3))
         return self._held()
 
     def _curve(self, counts: Sequence[int], end: float) -> dict[int, float]:
-        """Milliseconds by rows, as far as they can be measured before `end` (on the clock of perf_counter).
+        """Milliseconds by rows, as far as they can be measured before `end` (on the clock of perf_counter). As many of
+        the rows have logits as can have.
 
         All row counts in turn, and that again while there is time: what disturbs the machine for a moment then hits
         one of several measurements of each count, not all of those of one.
@@ -99,24 +130,24 @@ class Calibration:
     def _first_pass(self, counts: Sequence[int], end: float) -> dict[int, float]:
         """As many row counts as can be measured before `end`, the first ones first, one at least."""
         curve: dict[int, float] = {}
-        most = min(self._context.n_batch, self._context.n_ctx - self._held())
-        most = min(most, self._context.max_logit_rows) if self._verifies else most
+        most = min(self._context.n_batch, self._context.n_ctx - self._held() - self._copied)
         for rows in counts:
             if rows <= most and (not curve or _at_most(curve, rows) <= (end - perf_counter()) * 1e3):
                 curve[rows] = self._time(rows) * 1e3
         return curve
 
-    def _time(self, rows: int) -> float:
-        """Seconds of one decode of `rows` rows behind what is held.
+    def _time(self, rows: int, logits: int | None = None) -> float:
+        """Seconds of one decode of `rows` rows behind what is held, the last `logits` with logits (None: as many as can
+        have them).
 
         They are taken back where that is possible; otherwise the next ones are a little deeper.
         """
         held = self._held()
-        if held + rows > self._context.n_ctx:
+        if held + self._copied + rows > self._context.n_ctx:
             self._context.clear_sequence(_SEQUENCE)
             held = 0
         started = perf_counter()
-        self._decode(rows, held, last_output=not self._verifies)
+        self._decode(rows, held, logits=min(rows, self._context.max_logit_rows) if logits is None else logits)
         float(self._context.logits[0, 0])
         seconds = perf_counter() - started
         self._context.truncate_sequence(_SEQUENCE, held)
@@ -125,13 +156,14 @@ class Calibration:
     def _held(self) -> int:
         return self._context.pos_max(_SEQUENCE) + 1
 
-    def _decode(self, rows: int, position: int, *, last_output: bool) -> None:
+    def _decode(self, rows: int, position: int, *, logits: int) -> None:
+        """Rows from `position` on, the last `logits` of them (one at least) with logits."""
         self._batch.clear()
-        if last_output:
-            self._batch.add_run(self._tokens[:rows].astype(np.int32), position, _SEQUENCE, last_output=True)
-        else:
-            for row in range(rows):
-                self._batch.add_row(int(self._tokens[row]), position + row, _SEQUENCE)
+        without = rows - logits
+        if without:
+            self._batch.add_run(self._tokens[:without].astype(np.int32), position, _SEQUENCE, last_output=False)
+        for row in range(without, rows):
+            self._batch.add_row(int(self._tokens[row]), position + row, _SEQUENCE)
         self._context.decode(self._batch)
 
 
@@ -141,10 +173,13 @@ def _at_most(curve: dict[int, float], rows: int) -> float:
     return curve[smaller] * rows / smaller
 
 
-def _slopes(curve: dict[int, float], later: dict[int, float], cells: int) -> tuple[float, ...]:
-    """Milliseconds that 1,000 cells cost decodes of each row count in `curve`, from those `cells` further on."""
+def _slopes(curve: Mapping[int, float], later: Mapping[int, float], cells: int) -> tuple[float, ...]:
+    """Milliseconds that 1,000 cells cost decodes of each row count in `curve`, from those `cells` further on; more rows
+    than were measured there cost as much a row."""
     growth = np.array([max(0.0, later[rows] - curve[rows]) for rows in later]) / cells * 1000
-    return tuple(np.interp(list(curve), list(later), growth).tolist())
+    counts = np.array(list(curve))
+    within = np.interp(counts, list(later), growth) * np.maximum(counts / max(later), 1.0)
+    return tuple(within.tolist())
 
 
 def slope_of(times: Sequence[tuple[int, float]]) -> float:
@@ -163,7 +198,7 @@ def calibration_key(path: Path, params: ContextParams, n_gpu_layers: int) -> str
     build = (version("llama-cpp-python"), llama_cpp.llama_print_system_info())
     model = (os.path.realpath(path), file.st_size, file.st_mtime_ns, n_gpu_layers)
     layers = ("mtp",) if params.is_mtp else ()
-    return repr((4, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
+    return repr((5, model, build, machine, settings, params.flash_attention, params.offload_kqv, *layers))
 
 
 def _processor() -> str:

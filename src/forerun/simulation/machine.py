@@ -38,11 +38,12 @@ class CurveTable(Table):
     ms: list[float]
     ms_per_kilocell: list[float] = Field(default_factory=list)
     cells: int = 0
+    logit_ms: float = 0.0
 
     def curve(self, field: str) -> CostCurve:
         """Raises InvalidConfigError naming `field`."""
         try:
-            return CostCurve(tuple(self.rows), tuple(self.ms), tuple(self.ms_per_kilocell), self.cells)
+            return CostCurve(tuple(self.rows), tuple(self.ms), tuple(self.ms_per_kilocell), self.cells, self.logit_ms)
         except ValueError as error:
             raise InvalidConfigError(field, str(error)) from None
 

@@ -28,6 +28,7 @@ from forerun.core.step import (
     StepTimes,
     StoreSegment,
     TruncateSequence,
+    prompt_rows,
 )
 from forerun.core.synthetic import SyntheticAcceptance
 from forerun.simulation.conversation import VOCABULARY_SIZE
@@ -60,9 +61,10 @@ class SimulatedRunner:
         storing, restoring = sum(stored.values()) / copying, sum(restored) / copying
         cells, rows_before = self.cells.used, self.rows
         sequences = self._evaluate(plan)
-        target_ms = self.machine.target.predict(self.rows - rows_before, cells)
+        rows = self.rows - rows_before
+        target_ms = self.machine.target.predict(rows, cells, logits=rows - prompt_rows(plan))
         draft_ms, fill_ms = self._draft_ms(plan)
-        overhead_ms = self.machine.overhead_ms if self.rows > rows_before else 0.0
+        overhead_ms = self.machine.overhead_ms if rows else 0.0
         elapsed = (target_ms + draft_ms + fill_ms + overhead_ms) / 1e3 + storing + restoring
         if plan.waits_for_store and self._events:
             elapsed = max(elapsed, self._events[0][0] - plan.now)
@@ -172,7 +174,7 @@ class SimulatedRunner:
         if curve is None:
             return 0.0, 0.0
         drafting = sum(map(curve.predict, rows_by_depth(plan.draft_requests))) if plan.draft_requests else 0.0
-        return drafting, curve.predict(sum(fill.tokens.size for fill in plan.draft_fills))
+        return drafting, curve.predict(sum(fill.tokens.size for fill in plan.draft_fills), logits=0)
 
     def _draft_held(self, plan: StepPlan, results: Mapping[int, SequenceResult]) -> dict[int, int]:
         held: dict[int, int] = {}

@@ -41,6 +41,7 @@ from forerun.core.step import (
     StoreSegment,
     TruncateSequence,
     changed_sequence,
+    prompt_rows,
 )
 from forerun.core.verification import Verified, Verify, attempt, verify
 from forerun.testing.drafter import FakeDrafter
@@ -128,7 +129,7 @@ class FakeRunner:
                 return StepResult(self._seconds, results, held, self._faults, held_from=held_from)
             times = _simulated(self._costs, plan, self.rows - rows, cells)
             fills = [fill.tokens.size for fill in plan.draft_fills]
-            filling = self._costs.draft.predict(sum(fills)) / 1e3 if fills and self._costs.draft else 0.0
+            filling = self._costs.draft.predict(sum(fills), logits=0) / 1e3 if fills and self._costs.draft else 0.0
             replaying = self._costs.target.predict(self.replayed - replayed, cells) / 1e3
             elapsed = times.target + times.draft + filling + replaying
             return StepResult(elapsed, results, held, self._faults, times=times, held_from=held_from)
@@ -304,4 +305,5 @@ def _simulated(costs: StepCosts, plan: StepPlan, rows: int, cells: int) -> StepT
     draft_ms = 0.0
     if plan.draft_requests and costs.draft is not None:
         draft_ms = sum(costs.draft.predict(count) for count in rows_by_depth(plan.draft_requests))
-    return StepTimes(costs.target.predict(rows, cells) / 1e3, draft_ms / 1e3)
+    target_ms = costs.target.predict(rows, cells, logits=rows - prompt_rows(plan))
+    return StepTimes(target_ms / 1e3, draft_ms / 1e3)
