@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.engine_process import Answer, engines, interleaved
-from benchmarks.prompts import PROSE
 from benchmarks.report import Figures, spread
 from benchmarks.settings import settings
+from forerun.bench.passages import PROSE
 from forerun.core.request import SamplingParams
 
 _SETTINGS: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.engine_process import Answer, engines, interleaved
-from benchmarks.prompts import PROSE
 from benchmarks.report import Figures, spread
 from benchmarks.settings import settings
 from benchmarks.speculation import best_at_full_acceptance
+from forerun.bench.passages import PROSE
 from forerun.core.request import SamplingParams
 
 

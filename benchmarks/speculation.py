@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine_process import Answer, Batch, Curves, EngineProcess, engines, interleaved
-from benchmarks.prompts import COPY, EDITS, PROSE, VERBATIM
 from benchmarks.replay import Recording, best_copy_ms, plain_ms
 from benchmarks.report import Figures, spread
 from benchmarks.settings import Settings, settings
+from forerun.bench.passages import COPY, EDITS, PROSE, VERBATIM
 from forerun.core.costs import CostCurve
 from forerun.core.prompt import Tokens
 from forerun.core.request import SamplingParams, Usage

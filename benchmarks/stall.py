@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.http_stream import ask
-from benchmarks.prompts import long_prose
 from benchmarks.report import Figures, spread
 from benchmarks.settings import settings
+from forerun.bench.passages import long_prose
 from forerun.compose import build
 from forerun.core.costs import CostCurve, LiveCosts
 from forerun.core.step_budget import StepBudget, StepSoFar

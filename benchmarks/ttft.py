@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.engine_process import Answer, engines, interleaved
-from benchmarks.prompts import long_prose
 from benchmarks.report import Figures, spread
 from benchmarks.settings import settings
+from forerun.bench.passages import long_prose
 from forerun.core.request import SamplingParams
 from forerun.models.resolve import resolve_model
 from tests.support.tiny_models import TinyModel, build

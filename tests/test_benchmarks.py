@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot
-from benchmarks.prompts import COPY, EDITS, PROSE
 from benchmarks.replay import Recording, best_copy_ms, plain_ms
 from benchmarks.report import Spread, spread
 from benchmarks.speculation import best_at_full_acceptance, compared
 from benchmarks.synthetic import replayed_ms
+from forerun.bench.passages import COPY, EDITS, PROSE
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.prompt import PromptLayout

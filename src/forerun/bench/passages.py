@@ -1,4 +1,4 @@
-"""What the speculation benchmarks ask: edits that copy most of their text, and prose that copies nothing."""
+"""Texts that workloads and benchmarks ask about: edits that copy most of their text, and prose that copies nothing."""
 
 from __future__ import annotations
 
