@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -288,12 +290,14 @@ class RecordedScheduler(Scheduler):
     def schedule(self, now: float) -> StepPlan:
         recorder, plan = self._recorder, None
         recorder.listen()
+        began = time.perf_counter()
         try:
             plan = super().schedule(now)
         finally:
+            took = time.perf_counter() - began
             answers = recorder.heard()
             line = Plan(now=now, answers=answers) if plan is None else _plan_line(plan, answers, recorder.numbers)
-            recorder.journal.write(line)
+            recorder.journal.write(msgspec.structs.replace(line, took=took))
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[OutputDelta]:
@@ -301,12 +305,14 @@ class RecordedScheduler(Scheduler):
         named = recorder.result(result, self)
         recorder.listen()
         deltas: list[OutputDelta] = []
+        began = time.perf_counter()
         try:
             deltas = super().update(plan, result)
         finally:
+            took = time.perf_counter() - began
             answers = recorder.heard()
             ended, texts = recorder.told(deltas)
-            recorder.journal.write(Result(result=named, answers=answers, ended=tuple(ended), texts=texts))
+            recorder.journal.write(Result(result=named, answers=answers, ended=tuple(ended), texts=texts, took=took))
         return deltas
 
 

@@ -115,6 +115,8 @@ class Plan(_Line, frozen=True, kw_only=True):
     rows: tuple[int, int, int] = (0, 0, 0)
     """Decode rows, their drafts, prefill rows."""
     answers: Answers = Answers()
+    took: float = 0.0
+    """Seconds of deciding, recording left out; for `forerun bench profile`, as `Result.took`."""
 
 
 class Result(_Line, frozen=True, kw_only=True):
@@ -125,6 +127,8 @@ class Result(_Line, frozen=True, kw_only=True):
     """Requests, each with the name of the token that ended it, if one did."""
     texts: Mapping[int, str] = {}
     """What requests were given to show."""
+    took: float = 0.0
+    """Seconds of learning the result."""
 
 
 Line: TypeAlias = Session | Arrival | Cancel | Pace | Look | Pin | Clear | Plan | Result
