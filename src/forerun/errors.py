@@ -97,3 +97,7 @@ class GrammarFailedError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was closed, or its thread died, before the request finished."""
+
+
+class BenchmarkError(ForerunError):
+    """A server could not be measured: it did not start, did not answer, or refused what it was asked."""
