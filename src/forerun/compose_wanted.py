@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIX_BYTES = 36
 """What a token of past outputs takes (core/suffix.py)."""
+_UBATCH, _SCORED_UBATCH = 512, 128
+"""Rows computed at a time, with flash attention and without: it keeps no scores of all rows and cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def _drafts_with_mtp(config: EngineConfig, header: GgufHeader) -> bool:
 def context_params(
     config: EngineConfig, n_ctx: int, memory: MemoryKind = DENSE, *, is_mtp: bool = False
 ) -> ContextParams:
+    from forerun.native.build import can_offload
     from forerun.native.context import ContextParams
 
     n_seq_max = config.native_ids(has_state=memory.has_state)
@@ -130,14 +133,17 @@ def context_params(
     # llama.cpp ends the process where a batch has no room for a row of every sequence id, and cuts batches down to the
     # context. So both are made large enough here, and the scheduler keeps to the limits that were asked for.
     n_batch = max(config.max_num_batched_tokens, n_seq_max)
+    flash = config.n_gpu_layers != 0 and can_offload() if config.flash_attention is None else config.flash_attention
+    n_ubatch = config.n_ubatch or (_UBATCH if flash else _SCORED_UBATCH)
     return ContextParams(
         n_ctx=max(n_ctx + config.scratch_cells, n_batch),
         n_batch=n_batch,
         # Several micro-batches could take cells of a window that taking back rejected drafts needs.
-        n_ubatch=n_batch if memory.window else min(config.n_ubatch, n_batch),
+        n_ubatch=n_batch if memory.window else min(n_ubatch, n_batch),
         n_seq_max=n_seq_max,
         max_logit_rows=max(config.logit_rows, n_seq_max),
         n_threads=threads,
         n_threads_batch=threads,
         is_mtp=is_mtp,
+        flash_attention=flash,
     )

@@ -44,7 +44,10 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "cache_ram": (0, 2**50),
     "cache_disk": (1, 2**60),
 }
-_OPTIONAL = {"n_ctx", "draft_n_ctx", "max_num_seqs", "n_seq_max", "n_threads", "speculation", "cache_ram"}
+_OPTIONAL = {
+    *("n_ctx", "draft_n_ctx", "n_ubatch", "max_num_seqs", "n_seq_max"),
+    *("n_threads", "speculation", "cache_ram"),
+}
 MAX_TARGET_ITL_MS = 60_000.0
 DEFAULT_CACHE_DISK = 16 * 2**30
 
@@ -70,8 +73,12 @@ class EngineConfig:
     """KV cells of the draft model or MTP head. None: as many as the target's, at most its training context."""
     max_num_batched_tokens: int = 512
     """Rows of one step at most (llama.cpp's n_batch)."""
-    n_ubatch: int = 512
-    """Rows computed at a time inside a step."""
+    n_ubatch: int | None = None
+    """Rows computed at a time inside a step. None: 512, or 128 without flash attention, which takes memory for each of
+    them and every cell."""
+    flash_attention: bool | None = None
+    """llama.cpp's flash attention. None: where layers are on a GPU. On a CPU a few rows over many cells take half the time
+    without it: drafts that are verified, prompts beside answers."""
     max_num_seqs: int | None = None
     """Requests that run at the same time. None: 16, or as many as there is memory for where each takes a state of its
     own."""

@@ -60,6 +60,7 @@ class Bench:
             n_threads_batch=1,
             type_k=kv,
             type_v=kv,
+            flash_attention=kv != "f16",  # quantized values need it
         )
         self.context = LlamaContext(model, self.params)
         self.drafter = self._head() if mtp else None if draft is None else self._drafter(draft)

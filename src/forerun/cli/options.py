@@ -133,6 +133,13 @@ class EngineOptions:
     ] = None
     cache_disk: Annotated[str, _cache(metavar="SIZE", help="Files in --cache-dir at most.")] = "16GiB"
     n_gpu_layers: Annotated[int, _model("--n-gpu-layers", help="Layers on the GPU; -1 for all.")] = -1
+    flash_attention: Annotated[
+        bool | None,
+        _model(
+            "--flash-attention/--no-flash-attention",
+            help="llama.cpp's flash attention. Default: where layers are on a GPU; a CPU is faster without.",
+        ),
+    ] = None
     calibrate: Annotated[
         bool, _model("--calibrate", metavar="", help="Measure what decodes cost here again (auto speculation).")
     ] = False
@@ -156,6 +163,7 @@ class EngineOptions:
             cache_dir=self.cache_dir,
             cache_disk=parse_size("cache_disk", self.cache_disk),
             n_gpu_layers=self.n_gpu_layers,
+            flash_attention=self.flash_attention,
             recalibrate=self.calibrate,
         )
 

@@ -64,7 +64,8 @@ class ContextParams:
     max_logit_rows: int = 0
     """Most rows of one decode that ask for logits, at least `n_seq_max`; 0: all of them. Each takes the vocabulary's
     width twice: where it is computed, and where it is read."""
-    flash_attention: bool = True
+    flash_attention: bool = False
+    """Faster on a GPU; on a CPU slower for 2 to 63 rows over many cells (decision 37)."""
     type_k: str = "f16"
     type_v: str = "f16"
     """A key of CACHE_TYPES."""
