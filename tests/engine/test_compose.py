@@ -19,6 +19,7 @@ from forerun import (
     SamplingParams,
 )
 from forerun.compose import build
+from forerun.compose_wanted import context_params
 from forerun.engine.cores import physical_cores, usable_cpus
 from forerun.models.machine_memory import FreeMemory
 from tests.conftest import MakeTinyModel
@@ -143,6 +144,26 @@ def test_cores_that_share_a_core_id_count_once(tmp_path: Path) -> None:
     assert physical_cores(tmp_path / "nothing there") == len(usable_cpus())
 
 
+@pytest.mark.parametrize(
+    ("options", "has_gpu", "flash"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"n_gpu_layers": 0}, True, False),
+        ({"flash_attention": True}, False, True),
+        ({"flash_attention": False}, True, False),
+    ],
+)
+def test_flash_attention_is_on_where_layers_are_on_a_gpu(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, has_gpu: bool, flash: bool
+) -> None:
+    monkeypatch.setattr("forerun.native.build.can_offload", lambda: has_gpu)
+    params = context_params(EngineConfig(model="any", **options), 1024)
+    assert params.flash_attention == flash
+    assert params.n_ubatch == (512 if flash else 128)
+    assert context_params(EngineConfig(model="any", n_ubatch=7, **options), 1024).n_ubatch == 7
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     "options",
@@ -154,6 +175,7 @@ def test_cores_that_share_a_core_id_count_once(tmp_path: Path) -> None:
         {"n_seq_max": 256, "n_ctx": 100, "reuse_prefixes": False},
         {"n_seq_max": 1, "max_num_seqs": 1},
         {"speculation": 3},
+        {"flash_attention": True},
     ],
     ids=str,
 )

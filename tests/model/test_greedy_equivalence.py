@@ -71,13 +71,14 @@ def sixteen_prompts() -> list[Ids]:
     ]
 
 
-@pytest.mark.parametrize("cache", ["cache", "no cache"])
+@pytest.mark.parametrize("cache", ["cache", "no cache", "cache, flash attention"])
 def test_answers_do_not_depend_on_drafts_cache_or_company(
     drafting: dict[str, Any], cache: str, tiny_dense_path: Path, dense_oracle: GreedyOracle
 ) -> None:
     prompts = sixteen_prompts()
     outputs = []
-    with serving(tiny_dense_path, reuse_prefixes=cache == "cache", **drafting) as engine:
+    options = {**drafting, "reuse_prefixes": cache != "no cache", "flash_attention": "flash" in cache}
+    with serving(tiny_dense_path, **options) as engine:
         for concurrency in (16, 4, 1):
             for start in range(0, 16, concurrency):
                 part = prompts[start : start + concurrency]
