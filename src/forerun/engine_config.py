@@ -77,8 +77,8 @@ class EngineConfig:
     """Rows computed at a time inside a step. None: 512, or 128 without flash attention, which takes memory for each of
     them and every cell."""
     flash_attention: bool | None = None
-    """llama.cpp's flash attention. None: where layers are on a GPU. On a CPU a few rows over many cells take half the time
-    without it: drafts that are verified, prompts beside answers."""
+    """llama.cpp's flash attention. None: where layers are on a GPU. On a CPU few rows over many cells take half the
+    time without it: drafts that are verified, prompts beside answers."""
     max_num_seqs: int | None = None
     """Requests that run at the same time. None: 16, or as many as there is memory for where each takes a state of its
     own."""

@@ -87,7 +87,10 @@ def test_predictions_follow_a_machine_that_changed(factor: float, rows: int) -> 
     for _ in range(80):
         costs.observe(rows, 1000, CURVE.predict(rows, 1000) * factor)
     assert costs.predict(rows, 1000) == pytest.approx(CURVE.predict(rows, 1000) * factor, rel=0.02)
-    assert costs.predict(2) == pytest.approx(CURVE.predict(2) * factor, rel=0.02), "unseen stretches follow"
+    assert costs.predict(2) == pytest.approx(CURVE.predict(2) * factor, rel=0.25), "unseen stretches follow"
+    for _ in range(800):
+        costs.observe(rows, 1000, CURVE.predict(rows, 1000) * factor)
+    assert costs.predict(2) == pytest.approx(CURVE.predict(2) * factor, rel=0.02)
 
 
 def test_one_disturbed_step_moves_little() -> None:
@@ -99,11 +102,25 @@ def test_one_disturbed_step_moves_little() -> None:
 
 def test_a_stretch_that_was_seen_keeps_its_own_correction() -> None:
     costs = LiveCosts(CURVE)
-    for _ in range(80):
+    for _ in range(200):
         costs.observe(1, 0, 10.0)
         costs.observe(8, 0, 100.0)
-    assert costs.predict(1) == pytest.approx(10.0, rel=0.01)
-    assert costs.predict(8) == pytest.approx(100.0, rel=0.01)
+    assert costs.predict(1) == pytest.approx(10.0, rel=0.1)
+    assert costs.predict(8) == pytest.approx(100.0, rel=0.1)
+
+
+def test_what_seemed_dear_in_a_bad_moment_is_tried_again() -> None:
+    costs = LiveCosts(CURVE)
+    for _ in range(20):
+        costs.observe(8, 0, 2 * CURVE.predict(8))
+    assert costs.predict(8) > 1.5 * CURVE.predict(8)
+    for _ in range(60):
+        costs.observe(4, 0, CURVE.predict(4))
+    assert costs.predict(4) == pytest.approx(CURVE.predict(4), rel=0.01)
+    assert costs.predict(8) < 1.5 * CURVE.predict(8), "most of it was the machine"
+    for _ in range(2000):
+        costs.observe(4, 0, CURVE.predict(4))
+    assert costs.predict(8) < 1.05 * CURVE.predict(8)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.sampled_from([0, 300, 5000]))

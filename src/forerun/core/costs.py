@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLEND = 0.1
-"""Weight of the latest step in a correction."""
+"""Weight of the latest step in how fast the machine is."""
+_OWN_BLEND = 0.03
+"""The same in what a stretch of rows costs beside that."""
+_MOVED = 0.005
+"""Of a stretch's own, with each of its steps: after all it was the machine."""
+_KEPT = 0.999
+"""Of a stretch's own, after each step of another one."""
 _LEAST = 0.5
 """A decode over fewer cells than were used in measuring, or with fewer logits, costs at least this share."""
 _WILD = 4.0
@@ -97,19 +103,19 @@ class CostCurve:
 
 
 class LiveCosts:
-    """A curve that follows the machine: each stretch between two points has a correction, learned from real steps.
+    """A curve that follows the machine, learned from real steps: how fast it is now, and what each stretch between two
+    points costs beside that.
 
-    A correction moves all of its stretch, and, more slowly, those of stretches never seen: a machine that is busy or
-    throttled is slower everywhere.
+    A machine that is busy or throttled is slower everywhere, so that every step tells something of all; what was once
+    seen of a stretch alone is forgotten, or rows that seemed dear in a bad moment would never be tried again.
     """
 
-    __slots__ = ("_corrections", "_overall", "_seen", "curve")
+    __slots__ = ("_own", "_speed", "curve")
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self._corrections = [1.0] * len(curve.rows)
-        self._seen = [False] * len(curve.rows)
-        self._overall = 1.0
+        self._speed = 1.0
+        self._own = np.ones(len(curve.rows))
 
     def predict(self, rows: int, cells: int = 0, *, logits: int | None = None) -> float:
         """Milliseconds of a decode, as the machine is now."""
@@ -117,26 +123,27 @@ class LiveCosts:
 
     def predict_all(self, rows: NDArray[np.intp], cells: int = 0, *, logits: int | None = None) -> NDArray[np.float64]:
         """The same for many row counts at once (each at least 1)."""
-        corrections = np.array([self._correction(at) for at in range(len(self._corrections))])
-        stretches = np.minimum(np.searchsorted(self.curve.rows, rows), len(corrections) - 1)
-        corrected: NDArray[np.float64] = self.curve.predict_all(rows, cells, logits=logits) * corrections[stretches]
-        return corrected
+        stretches = np.minimum(np.searchsorted(self.curve.rows, rows), self._own.size - 1)
+        corrected: NDArray[np.float64] = self.curve.predict_all(rows, cells, logits=logits) * self._own[stretches]
+        return corrected * self._speed
 
     def observe(self, rows: int, cells: int, ms: float, *, logits: int | None = None) -> None:
         """A decode of `rows` rows over `cells` used cells took `ms`; `logits` of them had logits (None: all)."""
         if rows <= 0 or ms <= 0:
             return
-        ratio = min(max(ms / self.curve.predict(rows, cells, logits=logits), 1 / _WILD), _WILD)
         at = self._stretch(rows)
-        self._corrections[at] = self._correction(at) + _BLEND * (ratio - self._correction(at))
-        self._seen[at] = True
-        self._overall += _BLEND * (ratio - self._overall)
+        ratio = ms / (self.curve.predict(rows, cells, logits=logits) * self._correction(at))
+        ratio = min(max(ratio, 1 / _WILD), _WILD)
+        own = float(self._own[at]) * ratio**_OWN_BLEND
+        self._own **= _KEPT
+        self._own[at] = own ** (1 - _MOVED)
+        self._speed *= ratio**_BLEND * own**_MOVED
 
     def _stretch(self, rows: int) -> int:
-        return min(bisect_left(self.curve.rows, rows), len(self._corrections) - 1)
+        return min(bisect_left(self.curve.rows, rows), self._own.size - 1)
 
     def _correction(self, stretch: int) -> float:
-        return self._corrections[stretch] if self._seen[stretch] else self._overall
+        return self._speed * float(self._own[stretch])
 
     def __repr__(self) -> str:
         return f"LiveCosts(1 row {self.predict(1):.2f} ms, 8 rows {self.predict(8):.2f} ms)"

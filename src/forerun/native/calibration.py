@@ -11,6 +11,7 @@ from time import perf_counter
 
 import numpy as np
 from llama_cpp import llama_cpp
+from numpy.typing import NDArray
 
 from forerun.core.costs import CostCurve
 from forerun.devices import visible_devices
@@ -28,7 +29,7 @@ _LOGIT_ROWS = 64
 """Logits are told from a decode of so many rows, with and without."""
 _SHALLOW, _DEEP, _COMPUTED = 256, 2048, 1024
 """Cells behind which decodes are timed; where memory cannot be copied, as many as can be computed in time."""
-_FAR_APART = 512
+_FAR_APART = 256
 """Closer depths say less about what cells cost a few rows than the chunks say that were computed on the way."""
 _CHUNK = 64
 _REPEATS = 5
@@ -45,8 +46,12 @@ class Calibration:
         self._context = context
         self._batch = context.new_batch()
         self._tokens = np.random.default_rng(0).integers(0, context.model.vocabulary.size, context.n_batch)
+        self._state: NDArray[np.uint8] | None = None
+        """What was computed, to be copied."""
         self._copied = 0
-        """Cells that hold again what others hold."""
+        """Cells that hold it again."""
+        self._again: list[float] = []
+        """Of each decode that was timed several times: how many times the fastest it took."""
         self._chunks: list[tuple[int, float]] = []
         """Cells held, and the milliseconds that a chunk took behind them."""
 
@@ -55,25 +60,27 @@ class Calibration:
 
         Two depths, since attention costs every row something for each cell: all row counts where a conversation begins,
         and a few further on. Where the machine is too slow to get far, what cells cost is told from the chunks on the
-        way instead. The fastest of the repeats counts: whatever disturbs a decode makes it slower.
+        way instead. The fastest of the repeats says what rows cost against each other, since whatever disturbs a decode
+        makes it slower, and the median of all repeats how much slower than that steps usually are.
 
         Raises NativeStepError where a decode fails.
         """
         started = perf_counter()
         self._time(1, logits=1)  # the first decode of a context allocates
-        shallow = self._fill(_SHALLOW, budget / 4)
+        shallow = self._deepen(_SHALLOW, budget / 4)
         timed = self._curve(_ROWS, started + 0.6 * budget)
         logit_ms = self._logit_ms(timed)
-        deep = self._deepen(budget / 5)
+        deep = self._deepen(_DEEP, budget / 5)
         if deep - shallow >= _FAR_APART:
             later = self._curve([rows for rows in _DEEP_ROWS if rows in timed], started + 1.1 * budget)
             slopes = _slopes(timed, later, deep - shallow)
         else:
             slopes = tuple(rows * slope_of(self._chunks) / _CHUNK for rows in timed)
         self._context.clear_sequence(_SEQUENCE)
-        most = self._context.max_logit_rows
-        curve = {rows: ms + max(0, rows - most) * logit_ms for rows, ms in timed.items()}
-        return CostCurve(tuple(curve), tuple(curve.values()), slopes, shallow, logit_ms)
+        most, usual = self._context.max_logit_rows, self._usual()
+        curve = {rows: (ms + max(0, rows - most) * logit_ms) * usual for rows, ms in timed.items()}
+        slopes = tuple(slope * usual for slope in slopes)
+        return CostCurve(tuple(curve), tuple(curve.values()), slopes, shallow, logit_ms * usual)
 
     def _logit_ms(self, timed: Mapping[int, float]) -> float:
         """What the logits of a row cost: the median over pairs of decodes, with and without. 0 where that is noise."""
@@ -83,19 +90,25 @@ class Calibration:
         pairs = [(self._time(rows), self._time(rows, logits=1)) for _ in range(_PAIRS)]
         return max(0.0, float(np.median([every - last for every, last in pairs]))) * 1e3 / (rows - 1)
 
-    def _deepen(self, budget: float) -> int:
-        """Let more cells be used, as far as `_DEEP`; how many they are.
+    def _usual(self) -> float:
+        """How many times the fastest of its repeats a decode takes usually."""
+        return float(np.median(self._again)) if self._again else 1.0
 
-        What the sequence holds is copied again and again where that is possible: attention does not mind that positions
-        are there twice. Otherwise more is computed, for `budget` seconds at most.
+    def _deepen(self, depth: int, budget: float) -> int:
+        """Let `depth` cells be used, as far as the context has them; how many they are.
+
+        A few are computed, and what the sequence holds is copied again and again where that is possible: attention does
+        not mind that positions are there twice. Otherwise more is computed, for `budget` seconds at most.
         """
-        context, held = self._context, self._held()
-        if not context.memory.is_dense or context.params.n_seq_max <= _SPARE or not held:
-            return self._fill(_COMPUTED, budget)
-        state = np.empty(context.state_size(_SEQUENCE), np.uint8)
-        context.get_sequence_state(_SEQUENCE, state)
-        while held + self._copied < min(_DEEP, context.n_ctx // 2):
-            context.set_sequence_state(_SPARE, state)
+        context = self._context
+        if not context.memory.is_dense or context.params.n_seq_max <= _SPARE:
+            return self._fill(min(depth, _COMPUTED), budget)
+        held = self._held() or self._fill(min(depth, _CHUNK), budget)
+        if self._state is None:
+            self._state = np.empty(context.state_size(_SEQUENCE), np.uint8)
+            context.get_sequence_state(_SEQUENCE, self._state)
+        while held + self._copied + held <= min(depth, context.n_ctx // 2):
+            context.set_sequence_state(_SPARE, self._state)
             context.copy_sequence(_SPARE, _SEQUENCE)
             context.clear_sequence(_SPARE)
             self._copied += held
@@ -120,12 +133,13 @@ class Calibration:
         one of several measurements of each count, not all of those of one.
         """
         first = self._first_pass(counts, perf_counter() + _FIRST_PASS * (end - perf_counter()))
-        curve = dict(sorted(first.items()))
+        times = {rows: [ms] for rows, ms in sorted(first.items())}
         for _ in range(_REPEATS - 1):
-            for rows in curve:
-                if first[rows] <= (end - perf_counter()) * 1e3:
-                    curve[rows] = min(curve[rows], self._time(rows) * 1e3)
-        return curve
+            for rows, known in times.items():
+                if known[0] <= (end - perf_counter()) * 1e3:
+                    known.append(self._time(rows) * 1e3)
+        self._again += [ms / min(known) for known in times.values() if len(known) > 1 for ms in known]
+        return {rows: min(known) for rows, known in times.items()}
 
     def _first_pass(self, counts: Sequence[int], end: float) -> dict[int, float]:
         """As many row counts as can be measured before `end`, the first ones first, one at least."""
