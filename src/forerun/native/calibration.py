@@ -24,7 +24,8 @@ _ROWS = (
 )
 """The shape of the curve first, all of its length: a slow machine has no time for more. Then its teeth: kernels work on
 tiles of 4 to 16 rows, so that 16 rows may cost less than 15, and 17 a fifth more. Then what fast machines take."""
-_DEEP_ROWS = (1, 16, 64, 4, 8, 2, 32, 128, 256)
+_DEEP_ROWS = (64, 1, 16, 4, 32, 8, 2, 128, 256)
+"""From 64 rows more can be told of fewer than the other way round: a row's part of what cells cost is less then."""
 _LOGIT_ROWS = 64
 """Logits are told from a decode of so many rows, with and without."""
 _SHALLOW, _DEEP, _COMPUTED = 256, 2048, 1024
@@ -34,7 +35,7 @@ _FAR_APART = 256
 _CHUNK = 64
 _REPEATS = 5
 _PAIRS = 3
-_FIRST_PASS = 0.4
+_FIRST_PASS = 0.6
 """Share of the time for measuring every row count once."""
 _SEQUENCE, _SPARE = 0, 1
 
@@ -68,8 +69,8 @@ class Calibration:
         started = perf_counter()
         self._time(1, logits=1)  # the first decode of a context allocates
         shallow = self._deepen(_SHALLOW, budget / 4)
-        timed = self._curve(_ROWS, started + 0.6 * budget)
-        logit_ms = self._logit_ms(timed)
+        timed = self._curve(_ROWS, started + 0.5 * budget)
+        logit_ms = self._logit_ms(timed, started + 0.6 * budget)
         deep = self._deepen(_DEEP, budget / 5)
         if deep - shallow >= _FAR_APART:
             later = self._curve([rows for rows in _DEEP_ROWS if rows in timed], started + 1.1 * budget)
@@ -82,13 +83,15 @@ class Calibration:
         slopes = tuple(slope * usual for slope in slopes)
         return CostCurve(tuple(curve), tuple(curve.values()), slopes, shallow, logit_ms * usual)
 
-    def _logit_ms(self, timed: Mapping[int, float]) -> float:
+    def _logit_ms(self, timed: Mapping[int, float], end: float) -> float:
         """What the logits of a row cost: the median over pairs of decodes, with and without. 0 where that is noise."""
         rows = max((rows for rows in timed if rows <= min(_LOGIT_ROWS, self._context.max_logit_rows)), default=1)
         if rows == 1:
             return 0.0
-        pairs = [(self._time(rows), self._time(rows, logits=1)) for _ in range(_PAIRS)]
-        return max(0.0, float(np.median([every - last for every, last in pairs]))) * 1e3 / (rows - 1)
+        more: list[float] = []
+        while len(more) < _PAIRS and (not more or perf_counter() < end):
+            more.append(self._time(rows) - self._time(rows, logits=1))
+        return max(0.0, float(np.median(more))) * 1e3 / (rows - 1)
 
     def _usual(self) -> float:
         """How many times the fastest of its repeats a decode takes usually."""
@@ -181,10 +184,10 @@ class Calibration:
         self._context.decode(self._batch)
 
 
-def _at_most(curve: dict[int, float], rows: int) -> float:
-    """What a decode takes that is as dear a row as a smaller one."""
-    smaller = max(known for known in curve if known <= rows)
-    return curve[smaller] * rows / smaller
+def _at_most(curve: Mapping[int, float], rows: int) -> float:
+    """What a decode takes that is as dear a row as a smaller one, or else as dear as a larger one."""
+    smaller = max((known for known in curve if known <= rows), default=0)
+    return curve[smaller] * rows / smaller if smaller else min(curve.values())
 
 
 def _slopes(curve: Mapping[int, float], later: Mapping[int, float], cells: int) -> tuple[float, ...]:
@@ -192,7 +195,7 @@ def _slopes(curve: Mapping[int, float], later: Mapping[int, float], cells: int) 
     than were measured there cost as much a row."""
     growth = np.array([max(0.0, later[rows] - curve[rows]) for rows in later]) / cells * 1000
     counts = np.array(list(curve))
-    within = np.interp(counts, list(later), growth) * np.maximum(counts / max(later), 1.0)
+    within = np.interp(counts, [0, *later], [0.0, *growth]) * np.maximum(counts / max(later), 1.0)
     return tuple(within.tolist())
 
 
