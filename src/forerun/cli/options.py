@@ -137,6 +137,7 @@ class EngineOptions:
         bool | None,
         _model(
             "--flash-attention/--no-flash-attention",
+            metavar="",
             help="llama.cpp's flash attention. Default: where layers are on a GPU; a CPU is faster without.",
         ),
     ] = None
