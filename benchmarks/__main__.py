@@ -24,6 +24,7 @@ from benchmarks import (
     streaming,
     synthetic,
     tiers,
+    together,
     ttft,
 )
 from benchmarks.report import Figures, save, show
@@ -31,6 +32,7 @@ from benchmarks.report import Figures, save, show
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "core": core.run,
     "single_stream": single_stream.run,
+    "together": together.run,
     "copy": speculation.copy,
     "verbatim": speculation.verbatim,
     "prose": speculation.prose,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from llama_cpp import llama_cpp
@@ -32,14 +33,15 @@ class Timing:
 
 
 class BareLoop:
-    """One sequence, one context, greedy; batches are made by llama_batch_get_one."""
+    """One context, greedy. One sequence is fed by llama_batch_get_one, several by one batch a step."""
 
-    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, threads: int) -> None:
+    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, threads: int, sequences: int = 1) -> None:
         llama_cpp.llama_log_set(_SILENT, None)
         model_params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, n_batch, n_batch, 1
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, n_batch, n_batch, sequences
+        params.kv_unified = True
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = llama_cpp.llama_init_from_model(self._model, params)
@@ -59,13 +61,42 @@ class BareLoop:
             output.append(self._best())
         return Timing(first - started, time.perf_counter() - first, tuple(output))
 
+    def together(self, prompts: Sequence[Tokens], max_tokens: int) -> float:
+        """Seconds for answers to several prompts, which fit one batch: all at once, then a row of each a step."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        batch = llama_cpp.llama_batch_init(self._n_batch, 0, 1)
+        started = time.perf_counter()
+        rows = [(sequence, prompt.tolist(), 0) for sequence, prompt in enumerate(prompts)]
+        for _ in range(max_tokens):
+            best = self._step(batch, rows)
+            rows = [(one, [token], at + len(run)) for (one, run, at), token in zip(rows, best, strict=True)]
+        seconds = time.perf_counter() - started
+        llama_cpp.llama_batch_free(batch)
+        return seconds
+
+    def _step(self, batch: Any, rows: Sequence[tuple[int, list[int], int]]) -> list[int]:
+        """Decode a run of tokens of each sequence, from a position on; the likeliest token after each."""
+        ends: list[int] = []
+        row = 0
+        for sequence, tokens, position in rows:
+            for offset, token in enumerate(tokens):
+                batch.token[row], batch.pos[row] = token, position + offset
+                batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+                batch.logits[row] = offset == len(tokens) - 1
+                row += 1
+            ends.append(row - 1)
+        batch.n_tokens = row
+        if llama_cpp.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        return [self._best(end) for end in ends]
+
     def _decode(self, tokens: object, count: int) -> None:
         batch = llama_cpp.llama_batch_get_one(ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32)), count)  # type: ignore[arg-type]
         if llama_cpp.llama_decode(self._context, batch):
             raise RuntimeError("llama_decode failed")
 
-    def _best(self) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+    def _best(self, row: int = -1) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
         return int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
 
 
@@ -75,6 +106,7 @@ class BareSettings:
     n_ctx: int
     n_batch: int
     threads: int
+    sequences: int = 1
 
 
 class BareProcess:
@@ -92,6 +124,12 @@ class BareProcess:
         assert isinstance(timing, Timing)
         return timing
 
+    def together(self, prompts: Sequence[Tokens], max_tokens: int) -> float:
+        self._connection.send((list(prompts), max_tokens))
+        seconds = self._connection.recv()
+        assert isinstance(seconds, float)
+        return seconds
+
     def __enter__(self) -> Self:
         return self
 
@@ -101,10 +139,17 @@ class BareProcess:
 
 
 def _serve(settings: BareSettings, connection: Connection) -> None:
-    loop = BareLoop(settings.path, n_ctx=settings.n_ctx, n_batch=settings.n_batch, threads=settings.threads)
+    loop = BareLoop(
+        settings.path,
+        n_ctx=settings.n_ctx,
+        n_batch=settings.n_batch,
+        threads=settings.threads,
+        sequences=settings.sequences,
+    )
     while True:
         try:
             prompt, max_tokens = connection.recv()
         except EOFError:
             return
-        connection.send(loop.answer(prompt, max_tokens))
+        several = isinstance(prompt, list)
+        connection.send(loop.together(prompt, max_tokens) if several else loop.answer(prompt, max_tokens))

@@ -18,11 +18,12 @@ bench() { # FOLDER SERVERS WORKLOAD...
     rm -rf "$folder/logs" # paths and ports of one machine
 }
 
+# llama-server-wheel where there was no time to build the fair one.
+llama=${LLAMA:-llama-server}
 # `|| :`: a server that fails in one comparison must not keep the others from being made.
-bench peers llama-server,llama-cpp-python,forerun \
-    single prefill concurrent:streams=8 turns stall crowd fan-out || :
-# The best of these n-gram settings here; forerun:off is what drafts must not be slower than.
-bench drafts llama-server:ngram-map-k/3/16,llama-server:ngram-simple/3/16,llama-server,forerun:off,forerun:auto \
-    copy creative || :
+bench streams "$llama,llama-cpp-python,forerun" single prefill concurrent:streams=8 stall turns || :
+# Several n-gram settings, of which the best counts; forerun:off is what drafts must not be slower than.
+bench drafts "$llama:ngram-map-k/3/16,$llama:ngram-simple/3/16,$llama,forerun:off,forerun:auto" copy creative || :
 # The Python example is left out: at libgomp's defaults it keeps next to nothing, and takes minutes for that.
-bench disturbed llama-server,forerun disturbed || :
+bench disturbed "$llama,forerun" disturbed || :
+bench prefixes "$llama,llama-cpp-python,forerun" crowd fan-out || :

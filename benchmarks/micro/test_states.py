@@ -9,12 +9,14 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.core import random_tokens
+from benchmarks.micro.timing import timed_after
 from forerun.models.resolve import resolve_model
 from forerun.native.batch import Batch
 from forerun.native.context import ContextParams, LlamaContext
 from forerun.native.model import LlamaModel
 
 _TOKENS = 512
+_ROUNDS = 50
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +42,10 @@ def test_copying_a_segment_back(benchmark: BenchmarkFixture, context: LlamaConte
     state = np.empty(context.state_size(0), np.uint8)
     context.get_sequence_state(0, state)
 
-    def clear() -> None:
-        context.clear_sequence(1)
-
-    benchmark.pedantic(context.set_sequence_state, args=(1, state), setup=clear, rounds=50)
+    timed_after(
+        benchmark, lambda: context.clear_sequence(1), lambda: context.set_sequence_state(1, state), rounds=_ROUNDS
+    )
 
 
 def test_sharing_its_cells_with_another_sequence(benchmark: BenchmarkFixture, context: LlamaContext) -> None:
-    def clear() -> None:
-        context.clear_sequence(2)
-
-    benchmark.pedantic(context.copy_sequence, args=(0, 2), setup=clear, rounds=200)
+    timed_after(benchmark, lambda: context.clear_sequence(2), lambda: context.copy_sequence(0, 2), rounds=_ROUNDS)

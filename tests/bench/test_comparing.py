@@ -160,6 +160,9 @@ def test_all_servers_get_the_same_model_context_threads_and_sequences(tmp_path: 
     peers = tmp_path / "peers"
     (peers / "source/examples/server").mkdir(parents=True)
     (peers / "source/examples/server/server.py").touch()
+    wheel = peers / "site/xllamacpp-9.dist-info"
+    wheel.mkdir(parents=True)
+    (wheel / "METADATA").write_text("Name: xllamacpp\nVersion: 9\n")
     binary = peers / "llama-server"
     binary.write_text("#!/bin/sh\necho version: 1\n")
     binary.chmod(0o755)
@@ -182,6 +185,7 @@ def test_all_servers_get_the_same_model_context_threads_and_sequences(tmp_path: 
         ("forerun:fast", "'fast', but off and auto"),
         ("llama-server", "build_llama_server.sh"),
         ("llama-cpp-python", "build_llama_server.sh"),
+        ("llama-server-wheel", "pip install --target PEERS/site xllamacpp"),
     ],
 )
 def test_a_server_that_there_is_not_is_told_with_what_to_do(system: str, words: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,10 +128,20 @@ def _llama_wheel(setup: Setup, variant: str, port: int, folder: Path) -> Launch:
         "n_ctx": setup.n_ctx,
         "sequences": setup.sequences,
         "threads": setup.threads,
-        "batch": int(variant.removeprefix("batch/")) if variant else 0,
+        "variant": variant,
     }
     command = (sys.executable, "-m", "forerun.bench.xllamacpp_server", json.dumps(settings))
-    return Launch(_named("llama-server-wheel", variant), command, "xllamacpp", environment=environment)
+    return Launch(_named("llama-server-wheel", variant), command, _wheel_version(setup), environment=environment)
+
+
+def _wheel_version(setup: Setup) -> str:
+    site = [] if setup.peers is None else [str(setup.peers / "site")]
+    found = next(iter(distributions(name="xllamacpp", path=[*site, *sys.path])), None)
+    if found is None:
+        raise BenchmarkError(
+            f"xllamacpp is not here: `pip install --target {site[0] if site else 'PEERS/site'} xllamacpp`"
+        )
+    return f"xllamacpp {found.version} (any x86-64)"
 
 
 def _llama_cpp_python(setup: Setup, variant: str, port: int, folder: Path) -> Launch:
