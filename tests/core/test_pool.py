@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from forerun.core.pool import Sequence, SequencePool
 from forerun.core.prefix import PromptCheckpoint, PromptCheckpointState, ReusablePrefix
 from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
-from forerun.core.step import ClearSequence, ForkSequence, KvOperation, TruncateSequence
+from forerun.core.step import ClearSequence, ForkSequence, KvOperation, MediaRows, TruncateSequence
 from forerun.testing import FakeMemory, media_codes, next_digest
 from tests.core.strategies import MEDIA, prompts, segment_lists, token_ids
 
@@ -390,9 +390,12 @@ CELLS, DRAFT_CELLS, IDS = 30, 20, 4
 
 def append_to(memory: FakeMemory, sequence_id: int, segments: list[PromptSegment]) -> None:
     for segment in segments:
-        codes = media_codes(segment) if segment.is_media else segment.tokens.tolist()
-        extent = segment.native_positions
-        memory.append(sequence_id, codes, memory.next_position(sequence_id), extent)
+        position = memory.next_position(sequence_id)
+        if segment.is_media:
+            rows = MediaRows(sequence_id, segment, position, 0, segment.logical_tokens)
+            memory.append_media(sequence_id, media_codes(segment), rows)
+        else:
+            memory.append(sequence_id, segment.tokens.tolist(), position)
 
 
 def digest_of(layout: PromptLayout) -> int:

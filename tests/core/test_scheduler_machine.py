@@ -27,6 +27,7 @@ from forerun.testing import (
     FAKE_SIZES,
     FakeConstraint,
     FakeDrafter,
+    FakeEncoder,
     FakeRunner,
     FakeStore,
     FakeVocabulary,
@@ -94,6 +95,7 @@ configs = st.builds(
     retention=st.sampled_from(["value", "lru", "fifo"]),
     segment_sizes=st.just(FAKE_SIZES),
     verification=st.sampled_from(Verification),
+    splits_media=st.booleans(),
     adapters=st.just({"a": "content of a", "b": "content of b"}),
 )
 
@@ -149,9 +151,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         quality=st.sampled_from([0.0, 0.7, 1.0]),
         delay=st.sampled_from([0, 3]),
         curve=st.sampled_from([None, None, CostCurve((1, 2, 8), (5.0, 9.0, 20.0))]),
+        encoding=st.sampled_from([0, 0, 2, 9]),
     )
-    def start(self, config: SchedulerConfig, quality: float, delay: int, curve: CostCurve | None) -> None:
+    def start(
+        self, config: SchedulerConfig, quality: float, delay: int, curve: CostCurve | None, encoding: int
+    ) -> None:
         self.curve = curve
+        self.encoding = encoding
+        self.unreadable: set[str] = set()
+        """Identities of spans that cannot be encoded."""
         self.config = config
         self.quality = quality
         self.store_fails = ""
@@ -184,6 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             kind=config.memory,
             store=self.store,
             adapters=config.adapters,
+            encoder=FakeEncoder(self.encoding, self.unreadable.__contains__),
         )
         self.strikes = FaultOnDemand()
         self.runner = FaultyRunner(self.fake, self.strikes, self.scheduler.request_of, sleep=lambda _: None)
@@ -193,6 +202,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if failed:
             self.store_fails = ""
         return failed
+
+    @rule(identity=st.sampled_from(["image-a", "image-b"]))
+    def break_or_mend_an_image(self, identity: str) -> None:
+        """From now on it cannot be encoded, or can again."""
+        self.unreadable ^= {identity}
 
     @rule(kind=st.sampled_from(["put", "get", "persist", "fetch"]))
     def fail_in_the_store(self, kind: str) -> None:
@@ -408,7 +422,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(last.error, GrammarFailedError):
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
         elif last.finish_reason is FinishReason.ERROR:
-            assert key in self.poisoned or self.struck[key] > 2
+            was_unreadable = last.error is not None and "cannot be encoded: on demand" in str(last.error)
+            assert key in self.poisoned or self.struck[key] > 2 or was_unreadable
         elif last.finish_reason is not FinishReason.ABORT:
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
             if request.params.logprobs is not None:
@@ -423,7 +438,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.resume(request_id)
         self.behind.clear()
         open_requests = [self.requests[key] for key in self.requests.keys() - self.finished()]
-        work = sum(self.config.n_ctx + request.prompt.logical_tokens for request in open_requests)
+        work = sum(self.config.n_ctx + request.prompt.logical_tokens + self.encoding for request in open_requests)
         for _ in range(20 + 4 * work):
             if not self.scheduler.has_work:
                 break
@@ -436,6 +451,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         pool = self.scheduler.pool
         assert pool.free_ids + pool.idle_ids == self.config.n_seq_max
         assert pool.target_cells.used == pool.target_cells.held_together(list(pool.idle))
+        assert not self.fake.encoder.kept
 
 
 SchedulerMachine.TestCase.settings = settings(

@@ -183,7 +183,7 @@ def test_an_image_s_encoding_counts_once_it_was_seen() -> None:
     step_until_first_token(harness, "stream")
     use = harness.scheduler.budget
     image = PromptSegment.media("image", logical_tokens=10, native_positions=4)
-    plan = StepPlan(0.0, prefill=(MediaRows(1, image, 0),))
+    plan = StepPlan(0.0, prefill=(MediaRows(1, image, 0, 0, 10),))
     assert use.media_rows(10) == 10
     for _ in range(20):
         use.learn(plan, 1, 0, StepTimes(target=0.3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.core.encoding import EncodeMedia
 from forerun.core.history import TokenHistory
 from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment, SpeculativePosition
@@ -106,7 +107,9 @@ def test_a_digest_depends_on_every_cell_and_its_order() -> None:
 
 def test_media_takes_a_cell_a_token_and_its_own_positions() -> None:
     memory = holding(1)
-    memory.append(0, media_codes(IMAGE), 1, IMAGE.native_positions)
+    memory.append_media(0, media_codes(IMAGE), MediaRows(0, IMAGE, 1, 0, 3))
+    assert (memory.held(0), memory.next_position(0)) == (4, 2)
+    memory.append_media(0, media_codes(IMAGE), MediaRows(0, IMAGE, 1, 3, 4))
     assert (memory.held(0), memory.next_position(0)) == (5, 3)
     memory.append(0, [2], 3)
     memory.truncate(0, 3)
@@ -202,7 +205,9 @@ def test_operations_reach_both_memories_at_their_own_positions() -> None:
     drafter = FakeDrafter(100, VOCABULARY.size)
     runner = FakeRunner(100, drafter=drafter)
     prompt = PromptLayout.of_text([0, 1])
-    media = MediaRows(0, IMAGE, 2)
+    assert IMAGE.media_span is not None
+    media = MediaRows(0, IMAGE, 2, 0, IMAGE.logical_tokens)
+    runner.execute(StepPlan(0.0, media=(EncodeMedia(IMAGE.media_span),)))
     runner.execute(StepPlan(0.0, prefill=(prefill(prompt, None), media)))
     drafter.evaluate(0, [0] * 6, 0)
     runner.execute(StepPlan(0.0, operations=(ForkSequence(0, 1, SpeculativePosition(target=4, draft=6)),)))

@@ -309,7 +309,7 @@ def test_of_a_memory_that_cannot_be_cut_nothing_is_known_after_a_failure(
 
 def test_media_are_a_failed_step(dense: LlamaModel, make_context: MakeContext) -> None:
     media = PromptSegment.media("image", logical_tokens=4, native_positions=4)
-    result = LlamaRunner(make_context(dense)).execute(StepPlan(0.0, prefill=(MediaRows(0, media, 0),)))
+    result = LlamaRunner(make_context(dense)).execute(StepPlan(0.0, prefill=(MediaRows(0, media, 0, 0, 4),)))
     assert result.failure is not None
     assert "media" in result.failure.message
 

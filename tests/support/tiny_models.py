@@ -30,7 +30,7 @@ import numpy.typing as npt
 from tests.support import gguf_file as gguf
 from tests.support.gguf_file import GgufFile, Tensor, boolean, f32, text, u32, u32_array
 
-Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35", "bert"]
+Kind = Literal["llama", "gemma3", "lfm2", "mamba", "glm4moe", "qwen35", "qwen2vl", "bert"]
 Vocabulary = Literal["small", "smollm2", "permuted", "truncated", "padded"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 """How an embedding model makes one vector of a text's tokens, by llama.cpp's numbers."""
@@ -430,6 +430,28 @@ def _mamba(weights: _Weights, tokens: int) -> dict[str, bytes]:
     }
 
 
+def _qwen2vl(weights: _Weights, tokens: int) -> dict[str, bytes]:
+    """Dense with M-RoPE: text counts positions as others do, images (tiny_projector.py) take few for many rows."""
+    width, hidden, head = 64, 128, (4, 2, 16)
+    weights.embedding(tokens, width, scale=0.3)
+    weights.constant("output_norm.weight", width, 2.0)
+    for index in range(weights.model.layers):
+        block = f"blk.{index}"
+        weights.constant(f"{block}.attn_norm.weight", width)
+        weights.constant(f"{block}.ffn_norm.weight", width)
+        _attention(weights, block, width, head)
+        for name, heads in (("q", head[0]), ("k", head[1]), ("v", head[1])):
+            weights.constant(f"{block}.attn_{name}.bias", heads * head[2], 0.0)
+        _feed_forward(weights, block, width, hidden)
+    return _sizes(weights, width, hidden, tokens) | {
+        "attention.head_count": u32(head[0]),
+        "attention.head_count_kv": u32(head[1]),
+        "rope.dimension_count": u32(head[2]),
+        "rope.dimension_sections": u32_array([2, 3, 3, 0]),
+        "rope.freq_base": f32(10_000.0),
+    }
+
+
 def _bert(weights: _Weights, tokens: int) -> dict[str, bytes]:
     """An encoder: it reads a text as a whole and cannot write one."""
     width, hidden, block = 64, 64, "blk.0"
@@ -465,4 +487,5 @@ _ARCHITECTURES: dict[Kind, Callable[[_Weights, int], dict[str, bytes]]] = {
     "bert": _bert,
     "glm4moe": _glm4moe,
     "qwen35": _qwen35,
+    "qwen2vl": _qwen2vl,
 }

@@ -76,6 +76,8 @@ class SchedulerConfig:
     """Text tokens of a stored segment at most."""
     model_key: str = ""
     """Covers all that KV depends on, prompt and adapters aside."""
+    splits_media: bool = False
+    """Whether a media span may be evaluated in parts, a step each: not where its rows look at those behind them."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters that requests may select: names, each with a digest of its content."""
     reuse_prefixes: bool = True

@@ -53,7 +53,7 @@ class Leases:
     def _forget_memory(self, state: RequestState) -> None:
         self._admission.look_again()
         state.sequence = None
-        state.computed = state.promised = 0
+        state.computed = state.promised = state.media_done = 0
 
     def __repr__(self) -> str:
         return f"Leases({len(self._running)} running)"

@@ -10,7 +10,7 @@ tokens it embeds to, and the native positions it takes (fewer under M-RoPE); it 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias
@@ -256,6 +256,11 @@ class PromptLayout:
         index = self._index_at(logical)
         segment = self.segments[index]
         return segment if segment.is_media and self._logical_starts[index] == logical else None
+
+    def media_at_or_after(self, logical: int) -> PromptSegment | None:
+        """The first media span that starts at a logical index or behind it, or None."""
+        first = bisect_left(self._logical_starts, logical)
+        return next((segment for segment in self.segments[first:] if segment.is_media), None)
 
     def common_prefix(self, other: PromptLayout) -> PromptBoundary:
         """The longest shared boundary: text token by token, a media span whole or not at all."""

@@ -120,7 +120,7 @@ class Recovery:
     def _suspect_row(self, row: DecodeRow | PrefillRows | MediaRows, *, has_drafted: bool = False) -> None:
         state = self._running[row.sequence_id]
         suspicion = state.suspicion = state.suspicion or Suspicion()
-        suspicion.until = max(suspicion.until, state.computed + tokens_of(row))
+        suspicion.until = max(suspicion.until, state.computed + state.media_done + tokens_of(row))
         suspicion.has_drafted |= has_drafted or (isinstance(row, DecodeRow) and bool(row.drafts))
 
     def _split(self, suspects: Sequence[RequestState]) -> None:
@@ -145,9 +145,13 @@ class Recovery:
 
     def _settle_memory(self, plan: StepPlan, result: StepResult, distrusted: RequestState | None = None) -> None:
         """Go on with what is known; quarantine the rest, and rebuild whose it is."""
+        in_media = {rows.sequence_id for rows in plan.prefill if isinstance(rows, MediaRows)}
         for sequence_id in _touched(plan):
             state = self._running.get(sequence_id)
             if sequence_id in result.kept and (state is None or state is not distrusted):
+                if state is not None and sequence_id in in_media:  # what is kept ends before the span
+                    state.media_done = 0
+                    self._pool.target_cells.truncate(sequence_id, state.computed)
                 self._keep(sequence_id, state, result)
             elif state is None:
                 self._pool.quarantine_idle(sequence_id)

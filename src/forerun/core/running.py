@@ -74,6 +74,7 @@ class RequestState:
         "is_paused",
         "is_synthetic",
         "limit",
+        "media_done",
         "number",
         "overtaken",
         "parked",
@@ -115,6 +116,8 @@ class RequestState:
         self.position_offset = prompt.logical_tokens - prompt.native_positions
         self.sequence: Sequence | None = None
         self.computed = 0
+        self.media_done = 0
+        """Rows of the media span at `computed` that are in memory too; it counts as computed once it is whole."""
         self.promised = 0
         """Logical tokens of this request that the pool's lookup knows about."""
         self.waits_for: tuple[Sequence, int] | None = None
@@ -168,7 +171,7 @@ class RequestState:
     @property
     def remaining(self) -> int:
         """Known tokens that are not in the target's memory."""
-        return self.history.size - self.computed
+        return self.history.size - self.computed - self.media_done
 
     @property
     def output_left(self) -> int:
@@ -186,6 +189,12 @@ class RequestState:
     def next_media(self) -> PromptSegment | None:
         """The media span to evaluate next, or None where text comes next."""
         return self.request.prompt.media_at(self.computed) if self.has_media else None
+
+    def coming_media(self) -> PromptSegment | None:
+        """The first media span that is not all in memory, or None."""
+        if not self.has_media or self.computed >= self.history.prompt_tokens:
+            return None
+        return self.request.prompt.media_at_or_after(self.computed)
 
     def text_run_end(self) -> int:
         """Where the text that comes next ends: at a media span, or with what is known."""

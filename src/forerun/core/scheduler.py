@@ -17,6 +17,7 @@ from forerun.core.admission import Admission
 from forerun.core.cache_report import CacheLookup, CacheReport
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import LiveCosts, StepCosts
+from forerun.core.encoding import Encodings
 from forerun.core.engine_limits import EngineLimits
 from forerun.core.leases import Leases
 from forerun.core.lookups import allocator_for, default_lookups, guarded
@@ -125,6 +126,7 @@ class Scheduler:
         self._leases = Leases(self.pool, self._admission, self._running)
         self._recovery = Recovery(self.pool, self._leases, self._running)
         self._parking = Parking(self.pool, self._leases, self._running)
+        self._encodings = Encodings()
         self._paused: dict[str, RequestState] = {}
         self._arrivals = 0
         self.in_long_step: frozenset[str] = frozenset()
@@ -211,7 +213,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: requests are there and not paused, or memory waits for operations."""
-        return len(self._requests) > len(self._paused) or self.pool.has_work
+        return len(self._requests) > len(self._paused) or self.pool.has_work or self._encodings.has_work
 
     @property
     def has_disk_tier(self) -> bool:
@@ -273,6 +275,7 @@ class Scheduler:
         self._tick(now)
         self._admission.admit(now)
         self._make_way(now)
+        self._encodings.ask(self._running.values())
         if self._running:  # before rows are chosen: what it takes counts
             self.pool.store_some(_STORES_BESIDE)
         plan = self._plan_turn(now)
@@ -286,7 +289,13 @@ class Scheduler:
         if prompt_rows(plan) >= _LONG_STEP:
             self.in_long_step = frozenset(self._running[key].request.id for key in plan.sequence_ids())
         # Taken only now: a plan that was given up must not take the operations it queued with it.
-        return replace(plan, operations=self.pool.take_operations(), waits_for_store=is_waiting)
+        return replace(
+            plan,
+            operations=self.pool.take_operations(),
+            media=self._encodings.take_operations(),
+            waits_for_store=is_waiting,
+            waits_for_media=is_idle and self._encodings.is_busy,
+        )
 
     def _make_way(self, now: float) -> None:
         """Requests whose readers are behind are parked where others could run in their place, and those of a lower
@@ -301,8 +310,8 @@ class Scheduler:
 
     @property
     def _has_able(self) -> bool:
-        """Whether a running request could take part in a step."""
-        return any(not state.is_paused for state in self._running.values())
+        """Whether a running request could take part in a step if there were cells."""
+        return any(not state.is_paused and not self._encodings.holds_up(state) for state in self._running.values())
 
     def _tick(self, now: float) -> None:
         tiers = self.pool.tiers
@@ -344,7 +353,7 @@ class Scheduler:
             self._parking.park_one(len(ready) - self.pool.available_cells)
             states = self._in_this_step(turn)
             ready = self._ready(states)
-        others = [state for state in states if not _is_ready(state)] if len(ready) < len(states) else []
+        others = self._to_prefill(states) if len(ready) < len(states) else []
         priorities = [state.request.priority for state in self._running.values() if _is_ready(state)]
         so_far = StepSoFar(
             len(ready),
@@ -399,6 +408,10 @@ class Scheduler:
     @staticmethod
     def _ready(states: list[RequestState]) -> list[RequestState]:
         return [state for state in states if _is_ready(state)]
+
+    def _to_prefill(self, states: list[RequestState]) -> list[RequestState]:
+        """Those whose prompts can go on; a media span has to be encoded first."""
+        return [state for state in states if not _is_ready(state) and not self._encodings.holds_up(state)]
 
     def _plan_drafts(self, ready: list[RequestState], others: list[RequestState], so_far: StepSoFar) -> Drafts:
         """Drafts of a step; prompts still to be computed keep one quantum, or half of the rows that are left."""
@@ -456,24 +469,26 @@ class Scheduler:
 
     def _demand(self, state: RequestState) -> PrefillDemand:
         media = state.next_media()
-        rows = state.chunk_end() - state.computed if media is None else media.logical_tokens
+        is_whole = media is not None and not self.config.splits_media
+        rows = state.chunk_end() - state.computed if media is None else media.logical_tokens - state.media_done
         return PrefillDemand(
             sequence_of(state).id,
             rows,
-            whole=media is not None,
+            whole=is_whole,
             priority=state.request.priority,
-            weight=0 if media is None else self.budget.media_rows(rows),
-            left=state.history.size - state.computed,
+            weight=self.budget.media_rows(rows) if is_whole else 0,
+            left=state.remaining,
         )
 
     @staticmethod
     def _prefill_rows(state: RequestState, rows: int) -> PrefillRows | MediaRows:
-        end = state.computed + rows
+        start = state.media_done
+        end = state.computed + start + rows
         position = state.native_position(state.computed)
         sampling = state.sampling if end == state.history.size else None
         media = state.next_media()
         if media is not None:
-            return MediaRows(sequence_of(state).id, media, position, sampling)
+            return MediaRows(sequence_of(state).id, media, position, start, start + rows, sampling)
         return PrefillRows(sequence_of(state).id, state.history.slice(state.computed, end), position, sampling)
 
     # --- learning what came of it ----------------------------------------------------------
@@ -482,6 +497,15 @@ class Scheduler:
         """Commit a step's results; returns what each request may show, in order of the plan's rows."""
         self.in_long_step = frozenset()
         now = plan.now + result.elapsed
+        not_encoded = self._encodings.learn(result.media_events)
+        return self._learn_step(plan, result, now) + self._fail_unencoded(not_encoded, now)
+
+    def _fail_unencoded(self, failed: list[tuple[RequestState, str]], now: float) -> list[OutputDelta]:
+        """End the requests whose media could not be encoded, and nobody else's."""
+        running = [(state, error) for state, error in failed if self._requests.get(state.request.id) is state]
+        return [self._fail(state, f"media cannot be encoded: {error}", now) for state, error in running]
+
+    def _learn_step(self, plan: StepPlan, result: StepResult, now: float) -> list[OutputDelta]:
         self.pool.held_from = dict(result.held_from)
         if self.pool.tiers is not None:
             self._tick(now)
@@ -529,9 +553,13 @@ class Scheduler:
 
     def _commit_prefill(self, rows: PrefillRows | MediaRows) -> OutputDelta | None:
         state = self._running[rows.sequence_id]
-        count = tokens_of(rows)
-        state.computed += count
-        self.pool.target_cells.append(rows.sequence_id, count)
+        self.pool.target_cells.append(rows.sequence_id, tokens_of(rows))
+        if isinstance(rows, MediaRows) and not rows.is_last:
+            state.media_done = rows.stop
+            state.was_cut_short = False
+            return None
+        state.computed = self.pool.target_cells.held(rows.sequence_id)
+        state.media_done = 0
         self._got_on(state)
         return state.progress()
 
@@ -578,9 +606,9 @@ class Scheduler:
         self, sequence_id: int, result: SequenceResult, now: float, proposed: Origins = ()
     ) -> OutputDelta:
         state = self._running[sequence_id]
-        in_memory = state.history.size + len(result.tokens) - 1
-        self.pool.target_cells.append(sequence_id, in_memory - state.computed)
-        state.computed = in_memory
+        state.computed = state.history.size + len(result.tokens) - 1
+        state.media_done = 0
+        self.pool.target_cells.resize(sequence_id, state.computed)
         self._got_on(state)
         delta = state.take_tokens(result, self._vocabulary, now, proposed)
         if delta.finish_reason is not None:
@@ -611,10 +639,11 @@ class Scheduler:
         self.pool.check_integrity()
         self._drafting.check_integrity()
         self._recovery.check_integrity()
+        self._encodings.check_integrity()
         assert len(self._requests) == len(self._running) + len(self._admission)
         for sequence_id, state in self._running.items():
             assert sequence_of(state).id == sequence_id
-            assert state.computed == self.pool.target_cells.held(sequence_id)
+            assert state.computed + state.media_done == self.pool.target_cells.held(sequence_id)
             assert state.remaining >= 1, f"{state!r} has nothing left to compute"
             assert self.pool.draft_cells.held(sequence_id) <= state.history.size
         assert all(state.is_paused for state in self._paused.values())

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from forerun.core.adapters import AdapterSet
+from forerun.core.encoding import MediaEvent, MediaOperation
 from forerun.core.origins import Origins, first
 from forerun.core.prompt import PromptSegment, SpeculativePosition, Tokens
 from forerun.core.request import Request, TokenLogprobs
@@ -158,12 +159,20 @@ class PrefillRows:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """A whole media span, evaluated as one. `sampling` as in PrefillRows."""
+    """Rows [start, stop) of a media span that is encoded. `sampling` as in PrefillRows."""
 
     sequence_id: int
     media: PromptSegment
     position: int
+    """Native position at which the span begins."""
+    start: int
+    stop: int
     sampling: SamplingContext | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the span is whole in memory then."""
+        return self.stop == self.media.logical_tokens
 
 
 def tokens_of(row: DecodeRow | PrefillRows | MediaRows) -> int:
@@ -171,8 +180,8 @@ def tokens_of(row: DecodeRow | PrefillRows | MediaRows) -> int:
     match row:
         case PrefillRows(tokens=tokens):
             return int(tokens.size)
-        case MediaRows(media=media):
-            return media.logical_tokens
+        case MediaRows(start=start, stop=stop):
+            return stop - start
     return 1
 
 
@@ -256,8 +265,12 @@ class StepPlan:
     prefill: tuple[PrefillRows | MediaRows, ...] = ()
     adapters: AdapterSet = ()
     """What the target applies to all rows; () where there are none."""
+    media: tuple[MediaOperation, ...] = ()
+    """What is to be encoded, beside this step and those that follow."""
     waits_for_store: bool = False
     """Nothing can be evaluated before the store has finished something: wait for it, a moment at most."""
+    waits_for_media: bool = False
+    """The same for a span that is being encoded."""
 
     def sequence_ids(self) -> list[int]:
         """Sequences with target rows in this step."""
@@ -351,6 +364,8 @@ class StepResult:
     tried again."""
     store_events: tuple[StoreEvent, ...] = ()
     """What the store finished in the background."""
+    media_events: tuple[MediaEvent, ...] = ()
+    """What was encoded in the background, or could not be."""
 
 
 class Runner(Protocol):

@@ -183,4 +183,4 @@ def _beside_others(rows: int) -> int:
 
 def _media_tokens(plan: StepPlan) -> int:
     rows: Iterable[object] = plan.prefill
-    return sum(one.media.logical_tokens for one in rows if isinstance(one, MediaRows))
+    return sum(one.stop - one.start for one in rows if isinstance(one, MediaRows))

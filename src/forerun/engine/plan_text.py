@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from forerun.core.encoding import EncodeMedia
 from forerun.core.prompt import SpeculativePosition
 from forerun.core.step import (
     ClearSequence,
@@ -55,6 +56,8 @@ def plan_digest(lines: list[str]) -> str:
 def _lines(plan: StepPlan, numbers: SegmentNumbers) -> Iterator[str]:
     for operation in plan.operations:
         yield _operation(operation, numbers)
+    for wanted in plan.media:
+        yield "encode" if isinstance(wanted, EncodeMedia) else "forget what is encoded"
     if plan.adapters:
         yield f"adapters {dict(plan.adapters)}"
     for fill in plan.draft_fills:
@@ -68,6 +71,8 @@ def _lines(plan: StepPlan, numbers: SegmentNumbers) -> Iterator[str]:
         yield _prefill(rows)
     if plan.waits_for_store:
         yield "wait for the store"
+    if plan.waits_for_media:
+        yield "wait for what is encoded"
 
 
 def _operation(operation: KvOperation, numbers: SegmentNumbers) -> str:
@@ -95,7 +100,7 @@ def _decode(row: DecodeRow) -> str:
 def _prefill(rows: PrefillRows | MediaRows) -> str:
     ends = ", to its end" if rows.sampling is not None else ""
     if isinstance(rows, MediaRows):
-        return f"media {rows.sequence_id} at {rows.position}: {rows.media.logical_tokens} tokens{ends}"
+        return f"media {rows.sequence_id} at {rows.position}: [{rows.start}, {rows.stop}){ends}"
     return f"prefill {rows.sequence_id} at {rows.position}: {rows.tokens.size} tokens{ends}"
 
 

@@ -15,6 +15,7 @@ from forerun.core.adapters import scope_of
 from forerun.core.cache_report import CacheLookup
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import LiveCosts, StepCosts
+from forerun.core.encoding import MediaEvent
 from forerun.core.grammar import TokenConstraint
 from forerun.core.history import TokenHistory
 from forerun.core.prompt import PromptLayout, Tokens
@@ -22,7 +23,7 @@ from forerun.core.request import FinishReason, ForcedTokens, OutputDelta, Reques
 from forerun.core.running import RequestState
 from forerun.core.scheduler import Scheduler
 from forerun.core.segment import StoredSegment
-from forerun.core.step import Drafter, DraftRequest, PrefillRows, Proposal, StepPlan, StepResult, Vocabulary
+from forerun.core.step import Drafter, DraftRequest, Proposal, StepPlan, StepResult, Vocabulary, tokens_of
 from forerun.engine.disguise import Disguise
 from forerun.engine.plan_text import SegmentNumbers, plan_digest, plan_lines
 from forerun.engine.recording import (
@@ -121,6 +122,7 @@ class Recorder:
             prompt=prompt,
             params=_without_text(request.params),
             tenant=self.disguise.scope(scope_of(request.tenant)),
+            media={},
             forced=None,
             constraint=None,
         )
@@ -209,6 +211,13 @@ class Recorder:
             stored_from={str(number(key)): first for key, first in result.stored_from.items()},
             unrestorable=tuple(str(number(key)) for key in result.unrestorable),
             store_events=tuple(replace(event, key=str(number(event.key))) for event in result.store_events),
+            media_events=tuple(
+                MediaEvent(
+                    replace(event.span, identity=self.disguise.of(event.span.identity)),
+                    "it failed" if event.error else "",
+                )
+                for event in result.media_events
+            ),
         )
 
 
@@ -368,9 +377,7 @@ class _WatchedConstraint:
 
 
 def _plan_line(plan: StepPlan, answers: Answers, numbers: SegmentNumbers) -> Plan:
-    prefill = sum(
-        rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens for rows in plan.prefill
-    )
+    prefill = sum(map(tokens_of, plan.prefill))
     rows = (len(plan.decode), sum(len(row.drafts) for row in plan.decode), prefill)
     return Plan(now=plan.now, digest=plan_digest(plan_lines(plan, numbers)), rows=rows, answers=answers)
 

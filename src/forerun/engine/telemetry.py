@@ -26,9 +26,7 @@ from forerun.core.step import (
     FetchSegment,
     ForkSequence,
     KvOperation,
-    MediaRows,
     PersistSegment,
-    PrefillRows,
     RemoveSegment,
     RestoreSegment,
     Runner,
@@ -37,6 +35,7 @@ from forerun.core.step import (
     StepResult,
     StoreSegment,
     TruncateSequence,
+    tokens_of,
 )
 from forerun.engine.histogram import Buckets, Histogram
 
@@ -188,7 +187,7 @@ class Telemetry:
             if verified is not None and verified.drafted:
                 drafted += verified.drafted
                 self._drafts.add(row, verified)
-        prefill = sum(map(_size, plan.prefill)) if plan.prefill else 0
+        prefill = sum(map(tokens_of, plan.prefill)) if plan.prefill else 0
         self._computed_tokens += prefill
         self._decode_rows.add(len(plan.decode))
         self._draft_rows.add(drafted)
@@ -260,7 +259,3 @@ class CountedRunner(Runner):
 
     def __repr__(self) -> str:
         return f"CountedRunner({self._runner!r})"
-
-
-def _size(rows: PrefillRows | MediaRows) -> int:
-    return rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens

@@ -96,10 +96,11 @@ def _write(level: int, text: bytes | None, _user_data: int | None) -> None:
     native_log.write(level, text)
 
 
-_callback = llama_cpp.llama_log_callback(_write)
+log_callback = llama_cpp.llama_log_callback(_write)
 """llama.cpp holds only its address, so the module keeps it alive."""
 
 
 def route_native_log() -> None:
     """Send all further llama.cpp output to `native_log`."""
-    llama_cpp.llama_log_set(_callback, None)
+    llama_cpp.llama_log_set(log_callback, None)
+

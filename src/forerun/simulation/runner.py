@@ -29,6 +29,7 @@ from forerun.core.step import (
     StoreSegment,
     TruncateSequence,
     prompt_rows,
+    tokens_of,
 )
 from forerun.core.synthetic import SyntheticAcceptance
 from forerun.simulation.conversation import VOCABULARY_SIZE
@@ -143,7 +144,7 @@ class SimulatedRunner:
         return results
 
     def _prefill(self, rows: PrefillRows | MediaRows) -> None:
-        count = rows.tokens.size if isinstance(rows, PrefillRows) else rows.media.logical_tokens
+        count = tokens_of(rows)
         self.cells.append(rows.sequence_id, count)
         self.rows += count
 

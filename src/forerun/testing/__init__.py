@@ -17,6 +17,7 @@ answers must be equal to the oracle's, always.
 from forerun.testing.clock import ManualClock
 from forerun.testing.constraint import FakeConstraint
 from forerun.testing.drafter import FakeDrafter
+from forerun.testing.encoder import FakeEncoder
 from forerun.testing.faults import Fault, SeededFaults
 from forerun.testing.faulty_runner import FaultyRunner
 from forerun.testing.media import FakeMediaReader
@@ -31,6 +32,7 @@ __all__ = [
     "Answer",
     "FakeConstraint",
     "FakeDrafter",
+    "FakeEncoder",
     "FakeMediaReader",
     "FakeMemory",
     "FakeMemoryError",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.core.memory import DENSE, MemoryKind
+from forerun.core.step import MediaRows
 from forerun.testing.model import next_digest
 
 GARBAGE = 10**6
@@ -65,31 +66,49 @@ class FakeMemory:
         sequence_id: int,
         codes: Iterable[int],
         position: int,
-        native_positions: int | None = None,
         batch_from: int | None = None,
     ) -> None:
-        """Evaluate one token a code, from `position` on; media codes share `native_positions` positions.
+        """Evaluate one token a code, from `position` on.
 
         `batch_from`: where the sequence's rows in this decode begin, if not here.
         """
         codes = list(codes)
-        if position != self.next_position(sequence_id):
+        self._append(sequence_id, codes, position, position, 0, len(codes), batch_from)
+        self._ends[sequence_id] = position + len(codes)
+
+    def append_media(self, sequence_id: int, codes: list[int], rows: MediaRows) -> None:
+        """Evaluate a part of a span, given all of its codes; they share its positions."""
+        extent = rows.media.native_positions
+        goes_on_at = rows.position + (rows.start > 0)
+        self._append(sequence_id, codes[rows.start : rows.stop], rows.position, goes_on_at, rows.start, extent)
+        self._ends[sequence_id] = rows.position + (extent if rows.is_last else 1)
+
+    def _append(
+        self,
+        sequence_id: int,
+        codes: list[int],
+        position: int,
+        goes_on_at: int,
+        first: int,
+        extent: int,
+        batch_from: int | None = None,
+    ) -> None:
+        """Add cells, from number `first` on of those that share `extent` positions."""
+        if goes_on_at != self.next_position(sequence_id):
             raise FakeMemoryError(
                 f"sequence {sequence_id} goes on at position {self.next_position(sequence_id)}, not at {position}"
             )
         if self.used + len(codes) > self.capacity:
             raise FakeMemoryError(f"{len(codes)} cells wanted, {self.capacity - self.used} of {self.capacity} free")
-        extent = len(codes) if native_positions is None else native_positions
         if self.kind.window:  # masked for the first new row, so free for others
             begin = position if batch_from is None else batch_from
             self._first[sequence_id] = max(self._first.get(sequence_id, 0), begin - self.kind.window + 1)
         cells = self._sequences.setdefault(sequence_id, [])
         digest = self.digest(sequence_id)
-        for index, code in enumerate(codes):
+        for index, code in enumerate(codes, first):
             at = position + min(index, extent - 1)
             digest = next_digest(digest, code, at)
             cells.append(_Cell(at, digest))
-        self._ends[sequence_id] = position + extent
         self.used += len(codes)
 
     def fork(self, source_id: int, target_id: int, position: int) -> None:

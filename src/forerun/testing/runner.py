@@ -42,9 +42,11 @@ from forerun.core.step import (
     TruncateSequence,
     changed_sequence,
     prompt_rows,
+    tokens_of,
 )
 from forerun.core.verification import Verified, Verify, attempt, verify
 from forerun.testing.drafter import FakeDrafter
+from forerun.testing.encoder import FakeEncoder
 from forerun.testing.memory import GARBAGE, FakeMemory, FakeMemoryError, remember, take_back
 from forerun.testing.model import adapted, fake_logits, media_codes
 from forerun.testing.store import packed, unpacked
@@ -76,11 +78,13 @@ class FakeRunner:
         verify: Verify = verify,
         store: SegmentStore | None = None,
         adapters: Mapping[str, str] = NO_CONTENTS,
+        encoder: FakeEncoder | None = None,
     ) -> None:
         self.memory = FakeMemory(n_ctx, kind)
         self.adapters = adapters
         """Those there are, each with its content: what is evaluated with one depends on that."""
         self.store = store
+        self.encoder = encoder or FakeEncoder()
         self.restored = 0
         """Target cells that came back from the store."""
         self.drafter = drafter
@@ -101,6 +105,7 @@ class FakeRunner:
         self._stored: dict[str, int] = {}
         self._stored_from: dict[str, int] = {}
         self._unrestorable: list[str] = []
+        self.encoder.perform(plan.media)
         result = self._execute(plan)
         if self.store is not None and plan.waits_for_store:
             self.store.wait(1.0)
@@ -111,6 +116,7 @@ class FakeRunner:
             stored_from=self._stored_from,
             unrestorable=tuple(self._unrestorable),
             store_events=events,
+            media_events=self.encoder.pass_step(),
         )
 
     def _execute(self, plan: StepPlan) -> StepResult:
@@ -212,8 +218,11 @@ class FakeRunner:
         for rows in plan.prefill if failure.kind is FailureKind.ABORTED else ():
             if isinstance(rows, PrefillRows):
                 done = kept[rows.sequence_id] = rows.tokens.size // 2
-                self.memory.append(rows.sequence_id, self._adapted(rows.tokens[:done].tolist()), rows.position, done)
+                self.memory.append(rows.sequence_id, self._adapted(rows.tokens[:done].tolist()), rows.position)
                 self.rows += done
+        for rows in plan.prefill:
+            if isinstance(rows, MediaRows):
+                self.memory.truncate(rows.sequence_id, rows.position)
         return kept
 
     def _leave_garbage(self, plan: StepPlan) -> None:
@@ -228,17 +237,21 @@ class FakeRunner:
         for row in plan.decode:
             self._decode(row, proposals, results)
         for rows in plan.prefill:
-            if isinstance(rows, MediaRows):
-                codes, extent = media_codes(rows.media), rows.media.native_positions
-            else:
-                codes, extent = rows.tokens.tolist(), rows.tokens.size
-            self.memory.append(rows.sequence_id, self._adapted(codes), rows.position, extent)
-            self.rows += len(codes)
+            self._prefill(rows)
+            self.rows += tokens_of(rows)
             if rows.sampling is not None:
                 verified = attempt(self._verify, self._logits(rows.sequence_id)[None, :], (), rows.sampling, 1)
                 if self._is_sound(verified, rows.sequence_id):
                     results[rows.sequence_id] = SequenceResult(verified.tokens, logprobs=verified.logprobs)
         return results
+
+    def _prefill(self, rows: PrefillRows | MediaRows) -> None:
+        if isinstance(rows, PrefillRows):
+            self.memory.append(rows.sequence_id, self._adapted(rows.tokens.tolist()), rows.position)
+            return
+        if not self.encoder.is_ready(rows.media):
+            raise FakeMemoryError(f"{rows.media!r} is not encoded")
+        self.memory.append_media(rows.sequence_id, self._adapted(media_codes(rows.media)), rows)
 
     def _is_sound(self, verified: Verified | SequenceFault, sequence_id: int) -> TypeGuard[Verified]:
         if isinstance(verified, SequenceFault):

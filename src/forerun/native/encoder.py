@@ -1,0 +1,187 @@
+"""Encodes media spans beside the steps, one at a time on a thread of its own, and remembers what came out.
+
+    engine thread   EncodeMedia, ForgetMedia ──►  asked   [ encoding thread ]  cache ─ or ─ picture, chunk, projector
+                    MediaRows                ◄──  ready  ◄─┘
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+import numpy as np
+
+from forerun.core.encoding import (
+    EmbeddingStore,
+    EncodeMedia,
+    ForgetMedia,
+    MediaEvent,
+    MediaItem,
+    MediaOperation,
+)
+from forerun.core.prompt import MediaSpan
+from forerun.core.step import FailureKind
+from forerun.errors import ForerunError, InvalidRequestError
+from forerun.native.context import NativeStepError
+from forerun.native.projector import Embeddings, Geometry, MediaChunk, Projector
+
+_log = logging.getLogger("forerun.native")
+_NICE: Final = 5
+"""Decodes, which others read along, go before encoding where both want the same cores."""
+_HEAD: Final = 4
+"""Numbers before what is remembered of a span: dimensions, rows, width, and whether it is causal."""
+
+
+class ChunkSource(Protocol):
+    """Who prepares spans: native/media_reader.py."""
+
+    def chunk(self, identity: str, item: MediaItem) -> MediaChunk: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A span, ready to be evaluated."""
+
+    embeddings: Embeddings
+    geometry: Geometry
+    is_causal: bool
+
+    def to_bytes(self) -> bytes:
+        """For a store on this machine."""
+        rows, width = self.embeddings.shape
+        head = np.array([self.geometry.offsets.shape[0], rows, width, self.is_causal], np.int32)
+        parts = (head, self.geometry.offsets, self.geometry.moves, self.embeddings)
+        return b"".join(part.tobytes() for part in parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What `to_bytes` gave. Raises ValueError for anything else."""
+        dimensions, rows, width, is_causal = np.frombuffer(data, np.int32, _HEAD).tolist()
+        numbers = np.frombuffer(data, np.int32, 2 * dimensions * rows, 4 * _HEAD)
+        offsets, moves = numbers.reshape(2, dimensions, rows)
+        embeddings = np.frombuffer(data, np.float32, rows * width, 4 * (_HEAD + numbers.size))
+        return cls(embeddings.reshape(rows, width), Geometry(offsets, moves), bool(is_causal))
+
+
+class MediaEncoder:
+    """Owns the encoding thread, and what is ready. All methods are the engine thread's.
+
+    `fetch` gets an item that did not come with its request, by digest; None where nobody has it any more. It may take a
+    while, and is called on the encoding thread. `store` is used by that thread alone.
+    """
+
+    def __init__(
+        self,
+        projector: Projector,
+        chunks: ChunkSource,
+        store: EmbeddingStore,
+        fetch: Callable[[str], MediaItem | None] = lambda _: None,
+    ) -> None:
+        self._projector = projector
+        self._chunks = chunks
+        self._store = store
+        self._fetch = fetch
+        self.encoded = 0
+        """Spans encoded so far; those that were remembered are not counted."""
+        self._changed = threading.Condition()
+        self._asked: dict[MediaSpan, EncodeMedia] = {}
+        """In order; the first one is being encoded."""
+        self._ready: dict[MediaSpan, Encoded] = {}
+        self._events: list[MediaEvent] = []
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="forerun-encode", daemon=True)
+        self._thread.start()
+
+    def perform(self, operations: Iterable[MediaOperation]) -> None:
+        """Begin to encode, and forget."""
+        with self._changed:
+            for operation in operations:
+                match operation:
+                    case EncodeMedia(span):
+                        self._asked[span] = operation
+                    case ForgetMedia(span):
+                        self._asked.pop(span, None)
+                        self._ready.pop(span, None)
+            self._changed.notify_all()
+
+    def encoded_span(self, span: MediaSpan | None) -> Encoded:
+        """What is ready. Raises NativeStepError."""
+        with self._changed:
+            found = self._ready.get(span) if span is not None else None
+        if found is None:
+            raise NativeStepError(FailureKind.FAILED, f"{span} is not encoded")
+        return found
+
+    def take_events(self) -> tuple[MediaEvent, ...]:
+        """What was finished since the last call."""
+        with self._changed:
+            events, self._events = tuple(self._events), []
+        return events
+
+    def wait(self, seconds: float) -> None:
+        """Return once an event is there, or after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events, seconds)
+
+    def close(self) -> None:
+        """Wait until what is being encoded has ended; nothing more is. Safe to call again."""
+        with self._changed:
+            self._is_closing = True
+            self._asked.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    # --- the encoding thread ---
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # the threads that compute for this one are no nicer than it is
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while (wanted := self._next()) is not None:
+            error, encoded = "", None
+            try:
+                encoded = self._encode(wanted)
+            except ForerunError as failed:
+                error = failed.reason if isinstance(failed, InvalidRequestError) else str(failed)
+            except Exception as failed:
+                _log.exception("media could not be encoded")
+                error = f"{type(failed).__name__}: {failed}"
+            self._finish(wanted, encoded, error)
+
+    def _next(self) -> EncodeMedia | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._is_closing)
+            return None if self._is_closing else next(iter(self._asked.values()))
+
+    def _finish(self, wanted: EncodeMedia, encoded: Encoded | None, error: str) -> None:
+        with self._changed:
+            if self._asked.get(wanted.span) is not wanted:  # nobody waits for it any more
+                return
+            del self._asked[wanted.span]
+            if encoded is not None:
+                self._ready[wanted.span] = encoded
+            self._events.append(MediaEvent(wanted.span, error))
+            self._changed.notify_all()
+
+    def _encode(self, wanted: EncodeMedia) -> Encoded:
+        """What is remembered, or else encoded now. Raises ForerunError."""
+        identity = wanted.span.identity
+        remembered = self._store.get(identity)
+        if remembered is not None:
+            return Encoded.from_bytes(remembered)
+        item = wanted.item or self._fetch(identity.split(":")[1])
+        if item is None:
+            raise InvalidRequestError("", "its pixels are gone: send it again")
+        chunk = self._chunks.chunk(identity, item)
+        encoded = Encoded(self._projector.encode(chunk), chunk.geometry, chunk.is_causal)
+        self.encoded += 1
+        self._store.put(identity, encoded.to_bytes())
+        return encoded
+
+    def __repr__(self) -> str:
+        with self._changed:
+            return f"MediaEncoder({self.encoded} encoded, {len(self._asked)} asked for, {len(self._ready)} ready)"

@@ -1,0 +1,93 @@
+"""What a model is shown of a picture, for whoever builds prompts; and its chunks, for whoever encodes them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+from forerun.core.prompt import PromptSegment
+from forerun.errors import InvalidRequestError
+from forerun.media.picture import Media, MediaKind
+from forerun.native.projector import MediaChunk, Projector
+
+_CHUNKS_KEPT: Final = 8
+"""Preprocessed spans, a few MB each, between the reading of a prompt and its encoding."""
+_KNOWN: Final = 4096
+"""Pictures whose segments are remembered, a few hundred bytes each."""
+
+
+class LlamaMediaReader:
+    """Implements engine.parts.MediaReader on a projector. Any thread.
+
+    `most_tokens`: of one span at most; `most_together`: of one that is evaluated as one.
+    """
+
+    def __init__(self, projector: Projector, *, most_tokens: int, most_together: int) -> None:
+        self._projector = projector
+        self._most_tokens = most_tokens
+        self._most_together = most_together
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[str, MediaChunk] = OrderedDict()
+        self._segments: OrderedDict[str, tuple[PromptSegment, ...]] = OrderedDict()
+
+    @property
+    def kinds(self) -> frozenset[MediaKind]:
+        return frozenset({MediaKind.IMAGE} if self._projector.has_vision else ())
+
+    def segments(self, item: Media) -> Sequence[PromptSegment]:
+        """The item as the model reads it. Raises InvalidRequestError where it has too many tokens."""
+        with self._lock:
+            known = self._segments.get(item.digest)
+            if known is not None:
+                self._segments.move_to_end(item.digest)
+                return known
+        segments = self._place(item)
+        with self._lock:
+            self._segments[item.digest] = segments
+            while len(self._segments) > _KNOWN:
+                self._segments.popitem(last=False)
+        return segments
+
+    def chunk(self, identity: str, item: Media) -> MediaChunk:
+        """The span of that identity, a span of the item, preprocessed. Raises InvalidRequestError."""
+        for _ in range(2):
+            with self._lock:
+                if (chunk := self._chunks.pop(identity, None)) is not None:
+                    return chunk
+            self._place(item)
+        raise InvalidRequestError("", f"{identity} is no span of {item!r}")
+
+    def _place(self, item: Media) -> tuple[PromptSegment, ...]:
+        segments: list[PromptSegment] = []
+        chunks: dict[str, MediaChunk] = {}
+        for part in self._projector.place(item):
+            if not isinstance(part, MediaChunk):
+                segments.append(PromptSegment.text(part))
+                continue
+            self._check(part)
+            identity = f"{self._projector.identity}:{item.digest}:{len(chunks)}"
+            chunks[identity] = part
+            segments.append(PromptSegment.media(identity, part.tokens, part.positions))
+        with self._lock:
+            self._chunks.update(chunks)
+            while len(self._chunks) > max(_CHUNKS_KEPT, len(chunks)):
+                self._chunks.popitem(last=False)
+        return tuple(segments)
+
+    def _check(self, chunk: MediaChunk) -> None:
+        if chunk.tokens > self._most_tokens:
+            raise InvalidRequestError(
+                "", f"has {chunk.tokens} tokens, but the context holds {self._most_tokens}: send a smaller one"
+            )
+        if not chunk.is_causal and chunk.tokens > self._most_together:
+            raise InvalidRequestError(
+                "",
+                f"has {chunk.tokens} tokens that this model reads as one, but a step computes {self._most_together} "
+                "(n_ubatch, max_num_batched_tokens): send a smaller one, or raise them",
+            )
+
+    def __repr__(self) -> str:
+        return f"LlamaMediaReader({self._projector!r}, {len(self._segments)} pictures known)"

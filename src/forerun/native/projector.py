@@ -1,0 +1,219 @@
+"""A model's projector (mmproj): from a picture to what the model reads of it, through llama.cpp's mtmd.
+
+    picture ──place──► [ text tokens | chunk | text tokens ... ]      preprocessed; tens of milliseconds
+                                        └──encode──► embeddings       a row for each logical token; seconds
+
+The tokens around and between chunks are the model's own marks (`<|vision_start|>`, rows of slices).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias
+
+import numpy as np
+from llama_cpp import llama_cpp, mtmd_cpp
+from numpy.typing import NDArray
+
+from forerun.core.prompt import Tokens, as_tokens
+from forerun.errors import InvalidRequestError, ModelLoadError
+from forerun.native.log import log_callback, native_log
+from forerun.native.model import LlamaModel
+from forerun.native.uninterrupted import uninterrupted
+
+Embeddings: TypeAlias = NDArray[np.float32]
+_CLOSED = "the engine was closed"
+
+
+class PixelSource(Protocol):
+    """A picture: rows of red, green and blue bytes, from the top."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def height(self) -> int: ...
+
+    @property
+    def rgb(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the rows of a span lie in a model's positions.
+
+    Shape (dimensions, rows): one dimension, or M-RoPE's four (time, height, width, none). A row is at
+    `offsets + start * moves` where its span starts at `start`.
+    """
+
+    offsets: NDArray[np.int32]
+    moves: NDArray[np.int32]
+
+    def at(self, start: int, rows: slice) -> NDArray[np.int32]:
+        """Positions of some rows of a span that starts at `start`."""
+        positions: NDArray[np.int32] = self.offsets[:, rows] + np.int32(start) * self.moves[:, rows]
+        return positions
+
+
+class MediaChunk:
+    """A preprocessed span, ready to be encoded. Owns native memory: about 12 bytes a pixel of the resized picture."""
+
+    def __init__(self, handle: int, geometry: Geometry, *, positions: int, is_causal: bool) -> None:
+        self.handle = handle
+        self.geometry = geometry
+        self.tokens: int = geometry.offsets.shape[1]
+        """Rows: logical tokens."""
+        self.positions = positions
+        """Native positions that it takes."""
+        self.is_causal = is_causal
+        """False: its rows look at all others of the span, so that it is evaluated as one."""
+        self._free = weakref.finalize(self, mtmd_cpp.mtmd_input_chunk_free, handle)
+
+    def __repr__(self) -> str:
+        return f"MediaChunk({self.tokens} tokens, {self.positions} positions)"
+
+
+class Projector:
+    """A loaded projector. `place` may be called by any thread, `encode` by one; closed before its model.
+
+    Raises ModelLoadError, naming the file and what llama.cpp said.
+    """
+
+    def __init__(self, path: Path, handle: int, model: LlamaModel, identity: str) -> None:
+        self.path = path
+        self.identity = identity
+        """Of all that embeddings depend on beside the picture."""
+        self._handle = handle
+        self._model = model
+        self._placing = threading.Lock()
+        self._encoding = threading.Lock()
+        self._is_closed = False
+        self._free = weakref.finalize(self, _free, handle, model)
+        self._width: int = llama_cpp.llama_model_n_embd_inp(model.handle)
+        self._marker: bytes = mtmd_cpp.mtmd_get_marker(handle)
+        self.has_vision: bool = mtmd_cpp.mtmd_support_vision(handle)
+        self.is_causal: bool = not mtmd_cpp.mtmd_decode_use_non_causal(handle, None)
+        """Whether spans may be evaluated in parts."""
+        self.uses_mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(handle)
+
+    @classmethod
+    def load(cls, path: Path, model: LlamaModel, identity: str, *, n_threads: int, use_gpu: bool = True) -> Self:
+        """Load a projector for a model. `identity`: of the file and the library."""
+        mtmd_cpp.mtmd_helper_log_set(log_callback, None)
+        mark = native_log.mark()
+        params = mtmd_cpp.mtmd_context_params_default()
+        params.use_gpu = use_gpu
+        params.n_threads = n_threads
+        params.print_timings = False
+        params.warmup = False
+        file = os.fsencode(path)
+        handle = uninterrupted(lambda: mtmd_cpp.mtmd_init_from_file(file, model.handle, params), mtmd_cpp.mtmd_free)
+        if handle is None:
+            reasons = "; ".join(native_log.errors_since(mark)) or "llama.cpp gave no reason"
+            raise ModelLoadError(f"{path}: llama.cpp could not load this projector for {model.path.name}: {reasons}")
+        return cls(path, handle, model, identity)
+
+    # --- from pixels to chunks ---
+
+    def place(self, picture: PixelSource) -> list[Tokens | MediaChunk]:
+        """A picture as the model reads it. Raises InvalidRequestError where it cannot be preprocessed."""
+        with self._placing:
+            if self._is_closed:
+                raise InvalidRequestError("", _CLOSED)
+            bitmap = mtmd_cpp.mtmd_bitmap_init(picture.width, picture.height, _pixels(picture.rgb))
+            chunks = mtmd_cpp.mtmd_input_chunks_init()
+            try:
+                self._tokenize(bitmap, chunks)
+                return list(self._read(chunks))
+            finally:
+                mtmd_cpp.mtmd_input_chunks_free(chunks)
+                mtmd_cpp.mtmd_bitmap_free(bitmap)
+
+    def _tokenize(self, bitmap: int, chunks: int) -> None:
+        mark = native_log.mark()
+        text = mtmd_cpp.mtmd_input_text(
+            text=self._marker, text_len=len(self._marker), add_special=False, parse_special=True
+        )
+        bitmaps = (ctypes.c_void_p * 1)(bitmap)
+        code: int = mtmd_cpp.mtmd_tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1)
+        if code != 0:
+            reasons = "; ".join(native_log.errors_since(mark)) or f"mtmd_tokenize returned {code}"
+            raise InvalidRequestError("", f"cannot be prepared for the model: {reasons}")
+
+    def _read(self, chunks: int) -> Iterator[Tokens | MediaChunk]:
+        for index in range(mtmd_cpp.mtmd_input_chunks_size(chunks)):
+            chunk = mtmd_cpp.mtmd_input_chunks_get(chunks, index)
+            if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                count = ctypes.c_size_t()
+                tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+                yield as_tokens(tokens[: count.value])
+            else:
+                yield self._chunk(chunk)
+
+    def _chunk(self, chunk: int) -> MediaChunk:
+        tokens = mtmd_cpp.mtmd_input_chunk_get_n_tokens(chunk)
+        return MediaChunk(
+            mtmd_cpp.mtmd_input_chunk_copy(chunk),
+            self._geometry(chunk, tokens),
+            positions=mtmd_cpp.mtmd_input_chunk_get_n_pos(chunk),
+            is_causal=not mtmd_cpp.mtmd_decode_use_non_causal(self._handle, chunk),
+        )
+
+    def _geometry(self, chunk: int, tokens: int) -> Geometry:
+        image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(chunk)
+        if not self.uses_mrope or image is None:
+            dimensions = 4 if self.uses_mrope else 1
+            moves = np.ones((dimensions, tokens), np.int32)
+            moves[3:] = 0
+            return Geometry(moves * np.arange(tokens, dtype=np.int32), moves)
+        first, second = (_image_positions(image, start, tokens) for start in (0, 1))
+        return Geometry(first, second - first)
+
+    # --- from chunks to embeddings ---
+
+    def encode(self, chunk: MediaChunk) -> Embeddings:
+        """Embeddings, a row a token. Takes long, and cannot be cut short. Raises InvalidRequestError."""
+        with self._encoding:
+            if self._is_closed:
+                raise InvalidRequestError("", _CLOSED)
+            mark = native_log.mark()
+            code: int = mtmd_cpp.mtmd_encode_chunk(self._handle, chunk.handle)
+            if code != 0:
+                reasons = "; ".join(native_log.errors_since(mark)) or f"mtmd_encode_chunk returned {code}"
+                raise InvalidRequestError("", reasons)
+            found = mtmd_cpp.mtmd_get_output_embd(self._handle)
+            shape = (chunk.tokens, self._width)
+            embeddings: Embeddings = np.ctypeslib.as_array(found, shape).copy()
+            return embeddings
+
+    def close(self) -> None:
+        """Free the projector, once what is being placed or encoded has ended; safe to call twice."""
+        with self._placing, self._encoding:
+            self._is_closed = True
+            self._free()
+
+    def __repr__(self) -> str:
+        return f"Projector({self.path.name}, {'M-RoPE' if self.uses_mrope else 'plain positions'})"
+
+
+def _free(handle: int, _model: LlamaModel) -> None:
+    mtmd_cpp.mtmd_free(handle)
+
+
+def _pixels(rgb: bytes) -> Any:
+    """Where the bytes lie; mtmd copies them."""
+    return ctypes.cast(ctypes.c_char_p(rgb), ctypes.POINTER(ctypes.c_uint8))
+
+
+def _image_positions(image: int, start: int, tokens: int) -> NDArray[np.int32]:
+    """M-RoPE positions of an image's rows, in the order of a batch: time, height, width, none."""
+    found = (mtmd_cpp.mtmd_decoder_pos * tokens)()
+    mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, start, found)
+    rows = np.frombuffer(found, np.int32).reshape(tokens, 4)
+    return np.ascontiguousarray(rows.T[[0, 2, 1, 3]])
