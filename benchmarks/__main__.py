@@ -16,6 +16,7 @@ from benchmarks import (
     full,
     memory,
     overload,
+    pictures,
     plot,
     replay,
     single_stream,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "overload_two_cores": overload.two_cores,
     "overload_gpu": overload.gpu,
     "stall": stall.run,
+    "pictures": pictures.run,
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forerun.compose_costs import cost_curve, known_curve, step_costs, target_pace
+from forerun.compose_media import OpenMedia, open_media
 from forerun.compose_tiers import OpenTiers, open_tiers
 from forerun.compose_wanted import Configured, context_params
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
@@ -27,6 +28,7 @@ from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.cores import machine_load
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.loading import LoadPhase, LoadProgress, PhaseProgress, during
+from forerun.engine.media_mail import MediaMail
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.recorded import RecordedScheduler
 from forerun.engine.recording import Journal
@@ -124,12 +126,13 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
         drafter = _drafter(draft or model, context, config, limits, loaded)
         contexts = [context] if drafter is None else [context, drafter.context]
         making(model.path.name, 1.0)
+        media = open_media(config, context, limits.n_ctx, loaded, during(LoadPhase.PROJECTOR, progress))
         warming = during(LoadPhase.WARM_UP, progress)
         _warm_up(contexts, warming)
         tiers = open_tiers(config, context, drafter, identity, loaded)
         costs = step_costs(config, contexts, warming) if config.drafts_by_gain else None
         pace = costs.target if costs else target_pace(config, context, warming)
-        scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests)
+        scheduler_config = _scheduler_config(config, limits, context, drafter, tiers, digests, media)
         lookups = None if factory is None else _with_plug_in(factory, scheduler_config, model)
         make_scheduler = _scheduler_factory(config, loaded)
         synthetic = config.synthetic_acceptance
@@ -149,7 +152,10 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
                 _rollback(context, config, limits.n_seq_max),
                 tiers.segments if tiers else None,
                 _applied(adapters, contexts),
+                media.encoder if media else None,
             ),
+            media=media.reader if media else None,
+            media_mail=media.mail if media else MediaMail(),
             vocabulary=model.vocabulary,
             chat_template=chat_template(model, template),
             constrain=_constrain(model, loaded),
@@ -378,6 +384,7 @@ def _scheduler_config(
     drafter: LlamaDrafter | None,
     tiers: OpenTiers | None,
     adapters: Mapping[str, str],
+    media: OpenMedia | None,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         **(tiers.limits() if tiers else {}),
@@ -397,6 +404,7 @@ def _scheduler_config(
         draft_name=drafter.name if drafter else MODEL_DRAFTER,
         verification=Verification(config.verification),
         adapters=adapters,
+        splits_media=media is not None and media.splits_media,
         reuse_prefixes=config.reuse_prefixes,
     )
 

@@ -11,9 +11,11 @@ from dataclasses import fields
 from typing import Any, Final, Protocol
 
 from forerun.compose import build, chat_template, given_template, settled, usable_files
+from forerun.compose_media import media_kinds
 from forerun.engine.front_end import FrontEndParts
 from forerun.engine.health import EngineHealth
 from forerun.engine.loading import LoadPhase, LoadProgress, during
+from forerun.engine.media_mail import RemoteMediaReader
 from forerun.engine.parts import EngineParts
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteLimits, RemoteWorker
@@ -46,6 +48,7 @@ def in_own_process(
     given = given_template(config)
     found = usable_files(config, during(LoadPhase.FILES, progress))
     options = plain_options(settled(config, found))
+    kinds = media_kinds(config)
     with ExitStack() as loaded:
         model = LlamaModel.load(found.paths[0], vocab_only=True)
         loaded.callback(model.close)
@@ -63,6 +66,7 @@ def in_own_process(
         worker=worker,
         tokenizer=tokenizer,
         chat_template=template,
+        media=RemoteMediaReader(worker, kinds) if kinds else None,
         model_name=found.paths[0].name,
         n_ctx=found.usable_limits.n_ctx,
         max_num_seqs=found.usable_limits.max_num_seqs,

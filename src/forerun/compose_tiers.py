@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.compose_media import prefix_disk
 from forerun.core.segment import SegmentSizes, StoredSegment
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only an engine that is built does that
@@ -66,6 +67,6 @@ def open_tiers(
         key = ""
     else:
         key = identity.key
-        store, found = open_store(ram, Path(config.cache_dir), config.cache_disk, key, identity.description())
+        store, found = open_store(ram, Path(config.cache_dir), prefix_disk(config), key, identity.description())
     loaded.callback(store.close)
     return OpenTiers(Segments(context, drafter, store), found, ram, store.disk_budget, sizes, key)

@@ -43,6 +43,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "suffix_tokens": (0, 2**26),
     "cache_ram": (0, 2**50),
     "cache_disk": (1, 2**60),
+    "media_cache": (0, 2**50),
 }
 _OPTIONAL = {
     *("n_ctx", "draft_n_ctx", "n_ubatch", "max_num_seqs", "n_seq_max"),
@@ -50,6 +51,7 @@ _OPTIONAL = {
 }
 MAX_TARGET_ITL_MS = 60_000.0
 DEFAULT_CACHE_DISK = 16 * 2**30
+DEFAULT_MEDIA_CACHE = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class EngineConfig:
     """
     draft: str | None = None
     """A draft model with the same vocabulary, named the same way."""
+    projector: str | None = None
+    """A GGUF file (a Path too) with the model's projector, often called mmproj: prompts may then hold pictures."""
     n_ctx: int | None = None
     """KV cells, all sequences together. None: the model's training context, at most 32,768, halved until it fits
     (models/preflight.py)."""
@@ -112,6 +116,9 @@ class EngineConfig:
     """
     cache_disk: int = DEFAULT_CACHE_DISK
     """Bytes of files in `cache_dir`, all models together."""
+    media_cache: int = DEFAULT_MEDIA_CACHE
+    """Bytes of host memory for what pictures were encoded to, so that one that is sent again is not encoded again; 0
+    none. Of `cache_disk` an eighth is theirs too where there is a projector."""
     synthetic_acceptance: float | None = None
     """For measuring only: each drafted token is accepted with this probability (0 to 1), whatever the model says. Costs
     are real, answers are not, and every output says so. Without a draft model a dummy drafts, as much as it may;
@@ -146,7 +153,7 @@ class EngineConfig:
     """Check every owner's bookkeeping whenever the engine goes idle."""
 
     def __post_init__(self) -> None:
-        for name in ("model", "draft", "cache_dir", "chat_template", "record"):
+        for name in ("model", "draft", "projector", "cache_dir", "chat_template", "record"):
             object.__setattr__(self, name, _file_name(name, getattr(self, name)))
         for name, (low, high) in _LIMITS.items():
             if name != "speculation" or _is_number(name, self.speculation, (AUTO, OFF)):

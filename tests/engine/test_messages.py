@@ -12,7 +12,8 @@ from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, OutputDelta, Request, SamplingParams, TokenLogprobs, Usage
 from forerun.engine import messages
 from forerun.engine.connection import Connection
-from forerun.engine.messages import Abort, Beat, Deltas, Submit
+from forerun.engine.media_mail import Measure
+from forerun.engine.messages import Abort, Beat, Deltas, GiveMedia, Submit
 from forerun.engine.questions import LookUp
 from forerun.errors import (
     EngineError,
@@ -23,6 +24,7 @@ from forerun.errors import (
     OverloadedError,
     StepFailedError,
 )
+from forerun.media.picture import Picture
 
 FULL = SamplingParams(
     max_tokens=5,
@@ -93,10 +95,31 @@ def test_an_unknown_class_of_errors_is_an_engine_error() -> None:
     assert type(messages.own_error(messages.WireError("ModelFileError", "x"))) is ModelFileError
 
 
-def test_media_are_refused_before_anything_is_sent() -> None:
-    prompt = PromptLayout([PromptSegment.media("image", 3, 1)])
-    with pytest.raises(InvalidRequestError, match="prompt: holds media"):
-        messages.encode(Submit((Request(id="a", prompt=prompt, params=FULL),)))
+def test_media_travel_by_what_they_are_called_and_pixels_stay_behind() -> None:
+    picture = Picture.of(2, 1, b"redgrn")
+    segments = [PromptSegment.text([1, 2]), PromptSegment.media("image", 3, 1), PromptSegment.text([4])]
+    request = Request(id="a", prompt=PromptLayout(segments, {"image": picture}), params=FULL)
+    data = messages.encode(Submit((request,)))
+    assert picture.rgb not in data
+    submitted = messages.commands().decode(data[messages.LENGTH.size :])
+    assert isinstance(submitted, Submit)
+    (found,) = submitted.requests
+    assert found.prompt == request.prompt
+    assert not found.prompt.media
+
+
+def test_pixels_come_as_they_were_sent_where_they_are_asked_for() -> None:
+    picture = Picture.of(2, 1, b"redgrn")
+    for sent in (GiveMedia("digest", picture), GiveMedia("digest", None)):
+        data = messages.encode(sent)
+        found = messages.commands().decode(data[messages.LENGTH.size :])
+        assert found == sent
+        assert isinstance(found, GiveMedia)
+        assert found.item is None or found.item.rgb == picture.rgb
+    question = messages.question_of(messages.asked(1, Measure(picture)))
+    assert question == Measure(picture)
+    segments = (PromptSegment.text([1]), PromptSegment.media("image", 3, 1))
+    assert messages.answer_of(messages.answered(1, segments), Measure) == segments
 
 
 def test_a_question_and_its_answer_have_the_types_they_are_declared_with() -> None:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _FOLDER: Final = "media"
 _SUFFIX: Final = ".emb"
+_LEFT_AFTER: Final = 3600.0
+"""Seconds after which nobody writes to a file any more."""
 _DIGEST: Final = hashlib.sha256().digest_size
 
 
@@ -140,9 +142,6 @@ class EmbeddingFiles:
 
     def __repr__(self) -> str:
         return f"EmbeddingFiles({self._directory.path}, {self.budget} bytes)"
-
-
-_LEFT_AFTER: Final = 3600.0
 
 
 def _name(identity: str) -> str:

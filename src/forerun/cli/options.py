@@ -73,6 +73,10 @@ class EngineOptions:
         str | None,
         _model(help="A smaller model with the same vocabulary that drafts ahead."),
     ] = None
+    mmproj: Annotated[
+        str | None,
+        _model(metavar="FILE", help="The model's projector, e.g. mmproj-model-f16.gguf: prompts may hold pictures."),
+    ] = None
     mtp: Annotated[
         bool | None,
         _model(
@@ -152,6 +156,7 @@ class EngineOptions:
         return EngineConfig(
             model=model,
             draft=self.draft,
+            projector=self.mmproj,
             mtp=self.mtp,
             drafter=self.drafter,
             speculation=self.speculation,

@@ -13,19 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from forerun.core.prompt import MediaSpan
+from forerun.core.prompt import MediaItem, MediaSpan
 
 if TYPE_CHECKING:  # a request's state knows plans, and plans know this
     from forerun.core.running import RequestState
-
-
-class MediaItem(Protocol):
-    """A picture or a sound, decoded. What is in it only its encoder knows."""
-
-    @property
-    def digest(self) -> str:
-        """Equal ones are the same."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ class Encodings:
         wanted = self._wanted.get(span)
         if wanted is None:
             wanted = self._wanted[span] = _Wanted()
-            self._operations.append(EncodeMedia(span, state.request.media.get(span.identity)))
+            self._operations.append(EncodeMedia(span, state.request.prompt.media.get(span.identity)))
         wanted.holders.append(state)
         self._by_request[state] = span
 

@@ -11,9 +11,10 @@ tokens it embeds to, and the native positions it takes (fewer under M-RoPE); it 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeAlias
+from types import MappingProxyType
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,18 @@ class MediaSpan:
     native_positions: int
 
 
+class MediaItem(Protocol):
+    """A picture or a sound, decoded. What is in it only its encoder knows."""
+
+    @property
+    def digest(self) -> str:
+        """Equal ones are the same."""
+        ...
+
+
+_NO_MEDIA: Mapping[str, MediaItem] = MappingProxyType({})
+
+
 class PromptSegment:
     """Text (token ids) or one media span. Immutable; build with `text` or `media`."""
 
@@ -171,13 +184,16 @@ class PromptSegment:
 class PromptLayout:
     """A whole prompt: normalised segments (neighbouring text joined, empty text dropped). Immutable."""
 
-    __slots__ = ("_logical_starts", "_native_starts", "end", "segments")
+    __slots__ = ("_logical_starts", "_native_starts", "end", "media", "segments")
 
     segments: tuple[PromptSegment, ...]
     end: PromptBoundary
     """The boundary after the last segment."""
 
-    def __init__(self, segments: Iterable[PromptSegment] = ()) -> None:
+    def __init__(self, segments: Iterable[PromptSegment] = (), media: Mapping[str, MediaItem] = _NO_MEDIA) -> None:
+        self.media = media
+        """What media spans are spans of, by identity, where the prompt brings it along. No part of what it is: layouts
+        made of this one, and those that travelled, have none."""
         self.segments = tuple(_normalised(segments))
         self._logical_starts: list[int] = []
         self._native_starts: list[int] = []

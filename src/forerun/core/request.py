@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Final, Literal, Protocol
 
 from forerun.core.adapters import AdapterSet, adapter_set
-from forerun.core.encoding import MediaItem
 from forerun.core.grammar import Grammar, TokenConstraint
 from forerun.core.origins import Origins
 from forerun.core.prompt import PromptLayout, Tokens
@@ -313,9 +312,6 @@ class Request:
     arrival: float = 0.0
     tenant: str = ""
     """Whose request it is. Nothing is drafted from another tenant's texts, or from what drafting them taught."""
-    media: Mapping[str, MediaItem] = field(default_factory=dict)
-    """What the prompt's media spans are spans of, by identity, as far as it may still have to be encoded. Never travels
-    between processes."""
     forced: ForcedTokens | None = None
     constraint: TokenConstraint | None = None
     """The parameters' grammar, compiled for this request."""

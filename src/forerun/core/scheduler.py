@@ -286,7 +286,7 @@ class Scheduler:
         if is_idle:
             self.pool.store_some(_STORES_ALONE)
         is_waiting = is_idle and self._admission.is_fetching
-        if prompt_rows(plan) >= _LONG_STEP:
+        if sum(map(tokens_of, plan.prefill)) >= _LONG_STEP:
             self.in_long_step = frozenset(self._running[key].request.id for key in plan.sequence_ids())
         # Taken only now: a plan that was given up must not take the operations it queued with it.
         return replace(

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from forerun.core.request import OutputDelta
@@ -23,6 +24,8 @@ from forerun.engine.child_start import begin, built
 from forerun.engine.compiling_intake import CompilingIntake
 from forerun.engine.connection import Connection
 from forerun.engine.loop import EngineLoop
+from forerun.engine.media_desk import MediaDesk
+from forerun.engine.media_mail import Measure
 from forerun.engine.messages import (
     Abort,
     Ask,
@@ -31,11 +34,13 @@ from forerun.engine.messages import (
     Command,
     Deltas,
     Failed,
+    GiveMedia,
     Pause,
     Ready,
     Report,
     Resume,
     Submit,
+    WantMedia,
 )
 from forerun.engine.parts import EngineParts
 from forerun.engine.worker import EngineWorker
@@ -125,18 +130,20 @@ def serve(parts: EngineParts, connection: Connection[Command], outbox: Outbox) -
         checks_integrity=parts.checks_integrity,
     )
     intake = CompilingIntake(worker, parts.constrain)
+    desk = MediaDesk(parts.media, parts.media_mail, lambda digest: outbox.put(WantMedia(digest)))
     outbox.put(Ready(parts.model_name, parts.n_ctx))
     outbox.start_beating(lambda: Beat(worker.steps, worker.step_seconds))
     while not isinstance(command := connection.receive(), Close | None):
         with suppress(EngineClosedError):  # the thread died just now: the next command is none
-            _perform(command, worker, intake, outbox)
+            _perform(command, worker, intake, desk, outbox)
     signal.alarm(_LAST_SECONDS)  # the system ends us then, whatever is stuck
     intake.close()
+    desk.close()
     worker.close()
     outbox.close()
 
 
-def _perform(command: Command, worker: EngineWorker, intake: CompilingIntake, outbox: Outbox) -> None:
+def _perform(command: Command, worker: EngineWorker, intake: CompilingIntake, desk: MediaDesk, outbox: Outbox) -> None:
     match command:
         case Submit(requests):
             intake.submit(requests, outbox)
@@ -146,11 +153,19 @@ def _perform(command: Command, worker: EngineWorker, intake: CompilingIntake, ou
             worker.pause(request_ids)
         case Resume(request_ids):
             worker.resume(request_ids)
+        case GiveMedia(digest, item):
+            desk.deliver(digest, item)
         case Ask(number):
-            answer = worker.ask(messages.question_of(command))
-            answer.add_done_callback(lambda done: outbox.put(_answer(number, done)))
+            question = messages.question_of(command)
+            answer = desk.measure(question) if isinstance(question, Measure) else worker.ask(question)
+            answer.add_done_callback(partial(_put_answer, outbox, number))
         case _:
             raise EngineError(f"{type(command).__name__} is no command for an engine that runs")
+
+
+def _put_answer(outbox: Outbox, number: int, done: Future[Any]) -> None:
+    if not done.cancelled():
+        outbox.put(_answer(number, done))
 
 
 def _answer(number: int, done: Future[Any]) -> messages.Answer:

@@ -136,13 +136,18 @@ class Intake:
         """
         if not text.media:
             return PromptLayout.of_text(self._tokenizer.tokenize(text))
-        return PromptLayout(self._segments(text, media))
+        items: dict[str, Media] = {}
+        segments = tuple(self._segments(text, media, items))
+        return PromptLayout(segments, items)
 
-    def _segments(self, text: PromptText, media: Sequence[Media]) -> Iterator[PromptSegment]:
+    def _segments(self, text: PromptText, media: Sequence[Media], items: dict[str, Media]) -> Iterator[PromptSegment]:
+        """Also notes in `items` which item each span is of."""
         tokenize = self._tokenizer.tokenize  # what the model wants before a prompt comes before media, too
         for part in itertools.chain([PromptText("")] if text.media[0][0] == 0 else [], text.cut()):
             if isinstance(part, int):
-                yield from self._read(part, media[part])
+                read = self._read(part, media[part])
+                items.update((one.media_span.identity, media[part]) for one in read if one.media_span is not None)
+                yield from read
             else:
                 yield PromptSegment.text(tokenize(part))
                 tokenize = self._tokenizer.tokenize_continuation

@@ -18,6 +18,8 @@ class LoadPhase(StrEnum):
     DRAFT = "draft"
     CONTEXTS = "contexts"
     """KV memory and buffers."""
+    PROJECTOR = "projector"
+    """What encodes pictures."""
     WARM_UP = "warm-up"
     """First decodes, what they cost where that is wanted and not known, and what is stored of earlier prefixes."""
 

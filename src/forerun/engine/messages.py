@@ -1,7 +1,7 @@
 """What a front end and an engine process say to each other: frozen values, as msgpack, each with its length before it.
 
-    front end   Start, then Submit, Abort, Pause, Resume, Ask, Close      ──►
-                ◄──  Loading, then Ready or Failed; then Deltas (one a step), Answer, Beat      engine
+    front end   Start, then Submit, Abort, Pause, Resume, Ask, GiveMedia, Close      ──►
+                ◄──  Loading, then Ready or Failed; then Deltas (one a step), Answer, WantMedia, Beat      engine
 
     front end   Start, then Embed, one at a time  ──►
                 ◄──  Loading, then EmbedderReady or Failed; then Embedded                       embedding engine
@@ -9,7 +9,7 @@
     [ length: 4 bytes, little endian | msgpack ]
 
 Nothing is pickled: each message is decoded into the types it is declared with. Prompts are the bytes of their token
-ids, in the machine's order: both sides are one machine.
+ids, in the machine's order: both sides are one machine. Media spans travel by identity, pixels only when asked for.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from forerun import errors
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import OutputDelta, Request
 from forerun.engine.loading import LoadPhase
+from forerun.engine.media_mail import Measure
 from forerun.engine.questions import ClearCache, Counts, Explain, LookUp, Pin, Question, Stats
 from forerun.errors import EngineError, ForerunError, InvalidConfigError, InvalidRequestError
+from forerun.media.picture import Picture
 
 MAX_MESSAGE: Final = 256 * 2**20
 """Bytes. A prompt of the longest context there may be has 64 MiB."""
@@ -79,6 +81,13 @@ class Ask(_Message, frozen=True):
     question: msgspec.Raw
 
 
+class GiveMedia(_Message, frozen=True):
+    """What was wanted; None where nobody has it any more."""
+
+    digest: str
+    item: Picture | None
+
+
 class Close(_Message, frozen=True):
     pass
 
@@ -128,6 +137,12 @@ class Answer(_Message, frozen=True):
     error: WireError | None = None
 
 
+class WantMedia(_Message, frozen=True):
+    """An item of an open request has to be encoded, and is not here."""
+
+    digest: str
+
+
 class Beat(_Message, frozen=True):
     """The engine process is there."""
 
@@ -154,11 +169,11 @@ class Embedded(_Message, frozen=True):
     error: WireError | None = None
 
 
-Command: TypeAlias = Start | Submit | Abort | Pause | Resume | Ask | Close | Embed
-Report: TypeAlias = Loading | Ready | Failed | Deltas | Answer | Beat | EmbedderReady | Embedded
+Command: TypeAlias = Start | Submit | Abort | Pause | Resume | Ask | GiveMedia | Close | Embed
+Report: TypeAlias = Loading | Ready | Failed | Deltas | Answer | WantMedia | Beat | EmbedderReady | Embedded
 
 QUESTIONS: Final[Mapping[str, type[Question[Any]]]] = {
-    kind.__name__: kind for kind in (LookUp, Pin, ClearCache, Explain, Stats, Counts)
+    kind.__name__: kind for kind in (LookUp, Pin, ClearCache, Explain, Stats, Counts, Measure)
 }
 _KINDS: Final[Mapping[str, type[ForerunError]]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ForerunError)
@@ -186,9 +201,10 @@ def own_error(wire: WireError) -> ForerunError:
 
 def _encoded(value: object) -> object:
     if isinstance(value, PromptLayout):
-        if any(segment.is_media for segment in value.segments):
-            raise InvalidRequestError("prompt", "holds media, which an engine in its own process cannot be given yet")
-        return value.text_tokens.tobytes()
+        return [_encoded(segment) for segment in value.segments]
+    if isinstance(value, PromptSegment):
+        span = value.media_span
+        return value.tokens.tobytes() if span is None else [span.identity, span.logical_tokens, span.native_positions]
     if isinstance(value, ForerunError):
         return wire_error(value)
     raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
@@ -196,10 +212,19 @@ def _encoded(value: object) -> object:
 
 def _decoded(kind: type, value: Any) -> object:
     if kind is PromptLayout:
-        return PromptLayout([PromptSegment(np.frombuffer(value, np.int32), None)])
+        return PromptLayout(map(_segment, value))
+    if kind is PromptSegment:
+        return _segment(value)
     if issubclass(kind, ForerunError):
         return own_error(msgspec.convert(value, WireError))
     raise NotImplementedError(f"{kind.__name__} does not travel between processes")
+
+
+def _segment(value: Any) -> PromptSegment:
+    if isinstance(value, bytes):
+        return PromptSegment(np.frombuffer(value, np.int32), None)
+    identity, logical_tokens, native_positions = value
+    return PromptSegment.media(identity, logical_tokens, native_positions)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encoded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from forerun.core.grammar import Grammar, TokenConstraint
@@ -12,6 +12,7 @@ from forerun.core.prompt import PromptSegment, Tokens
 from forerun.core.prompt_text import PromptText
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Runner, Vocabulary
+from forerun.engine.media_mail import MediaMail
 from forerun.media.picture import Media, MediaKind
 
 Message: TypeAlias = Mapping[str, Any]
@@ -85,6 +86,8 @@ class EngineParts:
     chat_template: ChatRenderer | None = None
     media: MediaReader | None = None
     """None: the model reads text alone."""
+    media_mail: MediaMail = field(default_factory=MediaMail)
+    """Where what has to be encoded is asked for, if it did not come with its request."""
     constrain: Constrain | None = None
     """None: this engine enforces no grammars, and refuses requests that have one. Called by whoever builds requests
     where the engine is (`intake.constrained`)."""

@@ -122,7 +122,6 @@ class Recorder:
             prompt=prompt,
             params=_without_text(request.params),
             tenant=self.disguise.scope(scope_of(request.tenant)),
-            media={},
             forced=None,
             constraint=None,
         )

@@ -31,18 +31,21 @@ from forerun.engine.messages import (
     Close,
     Deltas,
     Failed,
+    GiveMedia,
     Loading,
     Pause,
     Ready,
     Report,
     Resume,
     Submit,
+    WantMedia,
 )
 from forerun.engine.process import Backoff, EngineProcess, EngineProgram
 from forerun.engine.questions import Question
 from forerun.engine.turns import Opened, SuspectTurns
 from forerun.engine.worker import STALL_AFTER, Sink
 from forerun.errors import EngineClosedError, EngineDiedError, EngineError, ForerunError, OverloadedError
+from forerun.media.picture import Picture
 
 logger = logging.getLogger(__name__)
 
@@ -322,6 +325,12 @@ class RemoteWorker:
         delta = OutputDelta(opened.request.id, "", (), finish_reason=FinishReason.ERROR, error=error)
         opened.sink.deliver([delta])
 
+    def _give_media(self, digest: str) -> None:
+        items = (item for opened in self._open.values() for item in opened.request.prompt.media.values())
+        found = next((item for item in items if item.digest == digest and isinstance(item, Picture)), None)
+        if self._process is not None:
+            self._process.send(GiveMedia(digest, found))
+
     # --- questions ----------------------------------------------------------
 
     def _ask(self, asked: _Asked) -> None:
@@ -376,6 +385,8 @@ class RemoteWorker:
                 self._relay(deltas)
             case Answer():
                 self._answer(report)
+            case WantMedia(digest):
+                self._give_media(digest)
             case Loading(phase, what, share):
                 self._lives.load(phase, what, share)
             case Ready():

@@ -17,6 +17,7 @@ from forerun.core.step import FailureKind
 from forerun.errors import EngineError, ModelLoadError
 from forerun.native.batch import Batch
 from forerun.native.log import native_log
+from forerun.native.media_batch import MediaBatch
 from forerun.native.model import LlamaModel
 from forerun.native.nextn import nextn_width
 from forerun.native.uninterrupted import uninterrupted
@@ -154,7 +155,7 @@ class LlamaContext:
         """A batch as large as this context takes."""
         return Batch(self.n_batch, nextn_width(self.model.handle) if self.params.is_mtp else 0)
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch | MediaBatch) -> None:
         """Evaluate a batch (1 to n_batch rows, max_logit_rows of them with logits).
 
         Raises NativeStepError: NO_ROOM leaves the memory as it was; ABORTED and FAILED leave what was computed before,
@@ -168,13 +169,21 @@ class LlamaContext:
         code: int = llama_cpp.llama_decode(self._handle, batch.native)
         if code == 0:
             self._n_outputs = batch.outputs
-            if self.after_decode is not None:
+            if self.after_decode is not None and isinstance(batch, Batch):
                 self.after_decode(batch)
             return
         kind = _DECODE_FAILURES.get(code, FailureKind.FAILED)
         if kind is FailureKind.ABORTED:
             self._abort_flag[0] = b"\0"
         raise NativeStepError(kind, f"{kind}: {batch.rows} rows, llama_decode returned {code}")
+
+    def decode_together(self, batch: MediaBatch) -> None:
+        """The same for rows of which each looks at all others."""
+        llama_cpp.llama_set_causal_attn(self._handle, False)
+        try:
+            self.decode(batch)
+        finally:
+            llama_cpp.llama_set_causal_attn(self._handle, True)
 
     def warm_up(self) -> None:
         """Evaluate one row and forget it: weights are read in and buffers made now, not by the first request.
@@ -243,7 +252,13 @@ class LlamaContext:
         first = self.whole_from(sequence_id) if self.memory.window else 0
         if sequence_id in self._whole_from and first > max(0, position - self.memory.window + 1):
             return position == 0
-        return self.memory.can_cut(position, held=self.pos_max(sequence_id) + 1, held_from=first)
+        held = position if self.ends_at(sequence_id, position) else self.pos_max(sequence_id) + 1
+        return self.memory.can_cut(position, held=held, held_from=first)
+
+    def ends_at(self, sequence_id: int, position: int) -> bool:
+        """Whether what a sequence holds goes on at a position; with gaps that may be behind the last one held."""
+        end = self.pos_max(sequence_id) + 1
+        return end == position or (self.model.has_gaps and 0 < end < position)
 
     def whole_from(self, sequence_id: int) -> int:
         """First position from which a sliding window's cells are all there; -1 where the sequence is empty."""

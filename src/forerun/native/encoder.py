@@ -1,7 +1,7 @@
 """Encodes media spans beside the steps, one at a time on a thread of its own, and remembers what came out.
 
-    engine thread   EncodeMedia, ForgetMedia ──►  asked   [ encoding thread ]  cache ─ or ─ picture, chunk, projector
-                    MediaRows                ◄──  ready  ◄─┘
+engine thread   EncodeMedia, ForgetMedia ──►  asked   [ encoding thread ]  cache ─ or ─ picture, chunk, projector
+                MediaRows                ◄──  ready  ◄─┘
 """
 
 from __future__ import annotations
@@ -11,61 +11,34 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Protocol, Self
-
-import numpy as np
+from typing import Final, Protocol
 
 from forerun.core.encoding import (
     EmbeddingStore,
     EncodeMedia,
     ForgetMedia,
     MediaEvent,
-    MediaItem,
     MediaOperation,
 )
-from forerun.core.prompt import MediaSpan
+from forerun.core.prompt import MediaItem, MediaSpan
 from forerun.core.step import FailureKind
 from forerun.errors import ForerunError, InvalidRequestError
+from forerun.media.picture import Media, Picture
 from forerun.native.context import NativeStepError
-from forerun.native.projector import Embeddings, Geometry, MediaChunk, Projector
+from forerun.native.encoded import Encoded
+from forerun.native.projector import MediaChunk, Projector
 
 _log = logging.getLogger("forerun.native")
 _NICE: Final = 5
 """Decodes, which others read along, go before encoding where both want the same cores."""
-_HEAD: Final = 4
-"""Numbers before what is remembered of a span: dimensions, rows, width, and whether it is causal."""
 
 
 class ChunkSource(Protocol):
     """Who prepares spans: native/media_reader.py."""
 
-    def chunk(self, identity: str, item: MediaItem) -> MediaChunk: ...
+    def prepared(self, identity: str) -> MediaChunk | None: ...
 
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A span, ready to be evaluated."""
-
-    embeddings: Embeddings
-    geometry: Geometry
-    is_causal: bool
-
-    def to_bytes(self) -> bytes:
-        """For a store on this machine."""
-        rows, width = self.embeddings.shape
-        head = np.array([self.geometry.offsets.shape[0], rows, width, self.is_causal], np.int32)
-        parts = (head, self.geometry.offsets, self.geometry.moves, self.embeddings)
-        return b"".join(part.tobytes() for part in parts)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """What `to_bytes` gave. Raises ValueError for anything else."""
-        dimensions, rows, width, is_causal = np.frombuffer(data, np.int32, _HEAD).tolist()
-        numbers = np.frombuffer(data, np.int32, 2 * dimensions * rows, 4 * _HEAD)
-        offsets, moves = numbers.reshape(2, dimensions, rows)
-        embeddings = np.frombuffer(data, np.float32, rows * width, 4 * (_HEAD + numbers.size))
-        return cls(embeddings.reshape(rows, width), Geometry(offsets, moves), bool(is_causal))
+    def chunk(self, identity: str, item: Media) -> MediaChunk: ...
 
 
 class MediaEncoder:
@@ -147,7 +120,7 @@ class MediaEncoder:
                 encoded = self._encode(wanted)
             except ForerunError as failed:
                 error = failed.reason if isinstance(failed, InvalidRequestError) else str(failed)
-            except Exception as failed:
+            except Exception as failed:  # noqa: BLE001 (whatever it is, it is this request's end alone)
                 _log.exception("media could not be encoded")
                 error = f"{type(failed).__name__}: {failed}"
             self._finish(wanted, encoded, error)
@@ -173,14 +146,18 @@ class MediaEncoder:
         remembered = self._store.get(identity)
         if remembered is not None:
             return Encoded.from_bytes(remembered)
-        item = wanted.item or self._fetch(identity.split(":")[1])
-        if item is None:
-            raise InvalidRequestError("", "its pixels are gone: send it again")
-        chunk = self._chunks.chunk(identity, item)
+        chunk = self._chunks.prepared(identity) or self._prepare(wanted)
         encoded = Encoded(self._projector.encode(chunk), chunk.geometry, chunk.is_causal)
         self.encoded += 1
         self._store.put(identity, encoded.to_bytes())
         return encoded
+
+    def _prepare(self, wanted: EncodeMedia) -> MediaChunk:
+        identity = wanted.span.identity
+        item = wanted.item or self._fetch(identity.split(":")[1])
+        if not isinstance(item, Picture):
+            raise InvalidRequestError("", "its pixels are gone: send it again")
+        return self._chunks.chunk(identity, item)
 
     def __repr__(self) -> str:
         with self._changed:

@@ -103,4 +103,3 @@ log_callback = llama_cpp.llama_log_callback(_write)
 def route_native_log() -> None:
     """Send all further llama.cpp output to `native_log`."""
     llama_cpp.llama_log_set(log_callback, None)
-

@@ -9,7 +9,7 @@ import numpy as np
 from llama_cpp import llama_cpp
 
 from forerun.core.step import MediaRows
-from forerun.native.encoder import Encoded
+from forerun.native.encoded import Encoded
 
 
 class MediaBatch:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, Protocol
-from weakref import WeakValueDictionary
+from typing import Final
 
 from forerun.core.prompt import PromptSegment
 from forerun.errors import InvalidRequestError
@@ -51,14 +50,18 @@ class LlamaMediaReader:
                 self._segments.popitem(last=False)
         return segments
 
+    def prepared(self, identity: str) -> MediaChunk | None:
+        """A span that was preprocessed a moment ago, given away."""
+        with self._lock:
+            return self._chunks.pop(identity, None)
+
     def chunk(self, identity: str, item: Media) -> MediaChunk:
         """The span of that identity, a span of the item, preprocessed. Raises InvalidRequestError."""
-        for _ in range(2):
-            with self._lock:
-                if (chunk := self._chunks.pop(identity, None)) is not None:
-                    return chunk
-            self._place(item)
-        raise InvalidRequestError("", f"{identity} is no span of {item!r}")
+        self._place(item)
+        chunk = self.prepared(identity)
+        if chunk is None:
+            raise InvalidRequestError("", f"{identity} is no span of {item!r}")
+        return chunk
 
     def _place(self, item: Media) -> tuple[PromptSegment, ...]:
         segments: list[PromptSegment] = []

@@ -21,6 +21,7 @@ from forerun.native.log import native_log, route_native_log
 from forerun.native.vocabulary import NativeVocabulary
 
 _DESCRIPTION_BUFFER = 256
+_MROPE = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
 
 
 @cache
@@ -48,6 +49,8 @@ class LlamaModel:
         """Width of the sliding window in tokens; 0 without one."""
         self.is_recurrent: bool = llama_cpp.llama_model_is_recurrent(handle)
         self.is_hybrid: bool = llama_cpp.llama_model_is_hybrid(handle)
+        self.has_gaps: bool = llama_cpp.llama_model_rope_type(handle) in _MROPE
+        """Whether positions may be left out (M-RoPE): a picture takes more of them than its rows are at."""
         self.description = _description(handle)
         self.size_bytes: int = llama_cpp.llama_model_size(handle)
         """Bytes of all tensors."""

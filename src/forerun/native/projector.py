@@ -9,13 +9,13 @@ The tokens around and between chunks are the model's own marks (`<|vision_start|
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import numpy as np
 from llama_cpp import llama_cpp, mtmd_cpp
@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from forerun.core.prompt import Tokens, as_tokens
 from forerun.errors import InvalidRequestError, ModelLoadError
+from forerun.native.encoded import Embeddings, Geometry
 from forerun.native.log import log_callback, native_log
 from forerun.native.model import LlamaModel
 from forerun.native.uninterrupted import uninterrupted
 
-Embeddings: TypeAlias = NDArray[np.float32]
 _CLOSED = "the engine was closed"
 
 
@@ -42,23 +42,6 @@ class PixelSource(Protocol):
 
     @property
     def rgb(self) -> bytes: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Where the rows of a span lie in a model's positions.
-
-    Shape (dimensions, rows): one dimension, or M-RoPE's four (time, height, width, none). A row is at
-    `offsets + start * moves` where its span starts at `start`.
-    """
-
-    offsets: NDArray[np.int32]
-    moves: NDArray[np.int32]
-
-    def at(self, start: int, rows: slice) -> NDArray[np.int32]:
-        """Positions of some rows of a span that starts at `start`."""
-        positions: NDArray[np.int32] = self.offsets[:, rows] + np.int32(start) * self.moves[:, rows]
-        return positions
 
 
 class MediaChunk:
@@ -171,9 +154,11 @@ class Projector:
             dimensions = 4 if self.uses_mrope else 1
             moves = np.ones((dimensions, tokens), np.int32)
             moves[3:] = 0
-            return Geometry(moves * np.arange(tokens, dtype=np.int32), moves)
+            offsets: NDArray[np.int32] = moves * np.arange(tokens, dtype=np.int32)
+            return Geometry(offsets, moves)
         first, second = (_image_positions(image, start, tokens) for start in (0, 1))
-        return Geometry(first, second - first)
+        difference: NDArray[np.int32] = second - first
+        return Geometry(first, difference)
 
     # --- from chunks to embeddings ---
 
@@ -217,3 +202,9 @@ def _image_positions(image: int, start: int, tokens: int) -> NDArray[np.int32]:
     mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, start, found)
     rows = np.frombuffer(found, np.int32).reshape(tokens, 4)
     return np.ascontiguousarray(rows.T[[0, 2, 1, 3]])
+
+
+def projector_identity(file_digest: str, build: str) -> str:
+    """Names all that embeddings depend on beside the picture: the projector's bytes, and the library that resizes and
+    encodes, which this runs with its defaults."""
+    return hashlib.sha256(f"forerun projector 1\0{file_digest}\0{build}".encode()).hexdigest()[:16]

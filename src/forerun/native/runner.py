@@ -31,11 +31,13 @@ from forerun.native.adapters import AppliedAdapters
 from forerun.native.batch import Batch
 from forerun.native.context import LlamaContext, NativeStepError
 from forerun.native.drafter import LlamaDrafter
+from forerun.native.encoder import MediaEncoder
+from forerun.native.media_batch import MediaBatch
 from forerun.native.rollback import Rollback
 from forerun.native.segments import Segments
 
-_STORE_WAIT = 0.05
-"""Seconds that a step waits for the store where nothing can be evaluated before it has finished something."""
+_BACKGROUND_WAIT = 0.05
+"""Seconds that a step waits where nothing can be evaluated before the store, or the encoder, has finished something."""
 
 
 class LlamaRunner:
@@ -54,6 +56,7 @@ class LlamaRunner:
         rollback: Rollback | None = None,
         segments: Segments | None = None,
         adapters: AppliedAdapters | None = None,
+        encoder: MediaEncoder | None = None,
     ) -> None:
         self.context = context
         self.drafter = drafter
@@ -62,11 +65,14 @@ class LlamaRunner:
         self._rollback = rollback
         self._segments = segments
         self._adapters = adapters
+        self.encoder = encoder
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; see core.step. Raises ValueError for a plan that no scheduler should make: one that
         does not fit a batch, or that asks for drafts, adapters or stored segments where there are none."""
         start = perf_counter()
+        if self.encoder is not None:
+            self.encoder.perform(plan.media)
         if self._segments is not None:
             self._segments.begin_step()
         try:
@@ -76,6 +82,8 @@ class LlamaRunner:
             result = StepResult(0.0, failure=StepFailure(error.kind, str(error)))
         if self._segments is not None:
             result = self._with_moved(result, self._segments)
+        if self.encoder is not None:
+            result = replace(result, media_events=self.encoder.take_events())
         return replace(result, elapsed=perf_counter() - start, held_from=self.context.held_from())
 
     @staticmethod
@@ -96,7 +104,9 @@ class LlamaRunner:
         """All but the evaluation. Raises NativeStepError: sequences that were to be changed hold anything then."""
         self._apply_all(plan.operations)
         if plan.waits_for_store and self._segments is not None and not (plan.decode or plan.prefill):
-            self._segments.store.wait(_STORE_WAIT)
+            self._segments.store.wait(_BACKGROUND_WAIT)
+        if plan.waits_for_media and self.encoder is not None:
+            self.encoder.wait(_BACKGROUND_WAIT)
         self._apply_adapters(plan)
 
     def _evaluate(self, plan: StepPlan) -> StepResult:
@@ -148,7 +158,7 @@ class LlamaRunner:
         rows = min(max(self.context.pos_max(row.sequence_id) + 1 - row.position, 0), most)
         stop = row.position + rows
         is_cut = self.context.truncate_sequence(row.sequence_id, stop)
-        return rows if is_cut and self.context.pos_max(row.sequence_id) + 1 == stop else None
+        return rows if is_cut and (not stop or self.context.ends_at(row.sequence_id, stop)) else None
 
     @staticmethod
     def _take_back_drafts(drafter: LlamaDrafter, plan: StepPlan) -> dict[int, int]:
@@ -193,8 +203,8 @@ class LlamaRunner:
                         FailureKind.FAILED, f"sequence {source_id} cannot be forked at position {position.target}"
                     )
                 self.context.copy_sequence(source_id, target_id, position.target)
-                held = self.context.pos_max(target_id) + 1
-                if held != position.target:
+                if not self.context.ends_at(target_id, position.target):
+                    held = self.context.pos_max(target_id) + 1
                     raise NativeStepError(
                         FailureKind.FAILED,
                         f"fork of {source_id} at {position.target}: {target_id} holds {held} positions",
@@ -250,12 +260,12 @@ class LlamaRunner:
     def _run_target(
         self, plan: StepPlan, proposals: dict[int, Proposal]
     ) -> tuple[dict[int, SequenceResult | SequenceFault], float]:
-        """One decode of all rows, verified, and when that was done; then rejected rows are taken back."""
+        """One decode of all rows of text, and one of each media span's, verified, and when that was done; then rejected
+        rows are taken back."""
         drafts = [proposals.get(row.sequence_id) or Proposal(row.drafts) for row in plan.decode]
         self._fill_batch(plan, [proposal.tokens for proposal in drafts])
         if self._rollback is None:
-            self.context.decode(self._batch)
-            results = dict(self._verify(plan, drafts))
+            results = self._decoded(plan, drafts)
             verified = perf_counter()
             self._cut_rejected(plan, drafts, results)
             return results, verified
@@ -263,13 +273,38 @@ class LlamaRunner:
             for row, proposed in zip(plan.decode, drafts, strict=True):
                 if proposed.tokens:
                     self._rollback.remember(row.sequence_id)
-            self.context.decode(self._batch)
-            results = dict(self._verify(plan, drafts))
+            results = self._decoded(plan, drafts)
             verified = perf_counter()
             self._replay(plan, drafts, results, self._rollback)
         finally:
             self._rollback.forget_all()
         return results, verified
+
+    def _decoded(self, plan: StepPlan, drafts: list[Proposal]) -> dict[int, SequenceResult | SequenceFault]:
+        """What came of all rows of a plan: each decode's logits are read before the next one."""
+        results: dict[int, SequenceResult | SequenceFault] = {}
+        if self._batch.rows:
+            self.context.decode(self._batch)
+            results.update(self._verify(plan, drafts))
+        for rows in plan.prefill:
+            if isinstance(rows, MediaRows):
+                self._decode_media(rows)
+                if rows.sampling is not None:
+                    verified = attempt(verify, self.context.logits, (), rows.sampling, 1, ())
+                    results[rows.sequence_id] = _outcome(verified, 0)
+        return results
+
+    def _decode_media(self, rows: MediaRows) -> None:
+        """In as many decodes as a batch makes of it; as one where its rows look at each other."""
+        if self.encoder is None:
+            raise NativeStepError(FailureKind.FAILED, "the plan has media, but there is no projector")
+        encoded = self.encoder.encoded_span(rows.media.media_span)
+        if not encoded.is_causal:
+            self.context.decode_together(MediaBatch(rows, encoded, rows.start, rows.stop))
+            return
+        for start in range(rows.start, rows.stop, self.context.n_batch):
+            stop = min(start + self.context.n_batch, rows.stop)
+            self.context.decode(MediaBatch(rows, encoded, start, stop))
 
     def _cut_rejected(
         self, plan: StepPlan, drafts: list[Proposal], results: dict[int, SequenceResult | SequenceFault]
@@ -307,9 +342,8 @@ class LlamaRunner:
             for offset, token in enumerate(proposed, 1):
                 batch.add_row(token, row.position + offset, row.sequence_id)
         for run in plan.prefill:
-            if isinstance(run, MediaRows):
-                raise NativeStepError(FailureKind.FAILED, "this runner does not evaluate media")
-            batch.add_run(run.tokens, run.position, run.sequence_id, last_output=run.sampling is not None)
+            if isinstance(run, PrefillRows):
+                batch.add_run(run.tokens, run.position, run.sequence_id, last_output=run.sampling is not None)
 
     def _verify(self, plan: StepPlan, drafts: list[Proposal]) -> Iterator[tuple[int, SequenceResult | SequenceFault]]:
         """Choose tokens from the logits. What goes wrong with one request's choice is no other one's fault."""
@@ -322,12 +356,14 @@ class LlamaRunner:
             first += rows
             yield row.sequence_id, _outcome(verified, rows - 1)
         for run in plan.prefill:
-            if run.sampling is not None:
+            if isinstance(run, PrefillRows) and run.sampling is not None:
                 yield run.sequence_id, _outcome(attempt(verify, logits[first : first + 1], (), run.sampling, 1, ()), 0)
                 first += 1
 
     def close(self) -> None:
-        """Free both contexts (not their models); safe to call twice."""
+        """Free both contexts (not their models), once what is being encoded has ended; safe to call twice."""
+        if self.encoder is not None:
+            self.encoder.close()
         if self.drafter is not None:
             self.drafter.close()
         self.context.close()

@@ -44,8 +44,15 @@ class Runs:
 
     def holds(self, sequence_id: int, run: Run) -> bool:
         """Whether a run can be read: with a state, the sequence ends where the run does. Empty runs cannot."""
-        end = self.end(sequence_id)
-        return run[0] < run[1] and (end == run[1] if self.context.memory.has_state else end >= run[1])
+        if run[0] >= run[1]:
+            return False
+        if self.context.ends_at(sequence_id, run[1]):
+            return self.context.pos_max(sequence_id) >= run[0]
+        return not self.context.memory.has_state and self.end(sequence_id) >= run[1]
+
+    def ends_at(self, sequence_id: int, position: int) -> bool:
+        """Whether what a sequence holds goes on at a position."""
+        return self.end(sequence_id) == position or self.context.ends_at(sequence_id, position)
 
     def size(self, sequence_id: int, run: Run) -> int:
         """Bytes of a run's state."""

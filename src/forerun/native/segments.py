@@ -135,8 +135,8 @@ class Segments:
         started, sequence_id = perf_counter(), operation.sequence_id
         self.moved.restored[sequence_id] = None
         try:
-            end = self._target.end(sequence_id)
-            if end != operation.start.target:
+            if not self._target.ends_at(sequence_id, operation.start.target):
+                end = self._target.end(sequence_id)
                 message = f"sequence {sequence_id} holds {end} positions, a segment from {operation.start.target} on"
                 raise NativeStepError(FailureKind.FAILED, f"{message} cannot be restored")
             self._give(operation)
@@ -167,8 +167,8 @@ class Segments:
             if part.memory is Memory.TARGET:
                 wanted = _overlap(part, operation.start.target, operation.stop.target)
                 _give_part(self._target, operation.sequence_id, part, state, wanted)
-        end = self._target.end(operation.sequence_id)
-        if end != operation.stop.target:
+        if not self._target.ends_at(operation.sequence_id, operation.stop.target):
+            end = self._target.end(operation.sequence_id)
             raise ValueError(f"it ends at {end} instead of {operation.stop.target}")
 
     def _give_draft(self, operation: RestoreSegment, parts: list[tuple[Part, Bytes]]) -> None:

@@ -82,7 +82,7 @@ class FaultyCalls(Runner):
                 raise NativeStepError(FailureKind.FAILED, "injected: no state was written")
             set_state(sequence_id, state)
 
-        context.decode = faulty_decode  # type: ignore[method-assign]
+        context.decode = faulty_decode  # type: ignore[method-assign, assignment]
         context.truncate_sequence = faulty_truncate  # type: ignore[method-assign]
         context.get_sequence_state = faulty_get_state  # type: ignore[method-assign]
         context.set_sequence_state = faulty_set_state  # type: ignore[method-assign]
