@@ -9,6 +9,7 @@ import pytest
 
 from forerun.core.config import SchedulerConfig
 from forerun.core.encoding import EncodeMedia, ForgetMedia
+from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.step import MediaRows, tokens_of
@@ -154,6 +155,26 @@ def test_a_span_that_cannot_be_encoded_ends_those_who_want_it_and_nobody_else() 
     for name in ("good", "text"):
         assert one.answer(name) == one.expected(name)
     assert not one.runner.encoder.kept
+
+
+def test_whose_reader_is_behind_is_told_that_its_span_cannot_be_encoded_when_it_has_caught_up() -> None:
+    one = harness(delay=1, fails=lambda identity: identity == "other")
+    one.add("bad", prompt([1], OTHER, [4]))
+    one.add("text", [1, 2, 3])
+    one.step()
+    one.scheduler.pause("bad")
+    one.run()
+    assert one.answer("text") == one.expected("text")
+    assert not one.deltas["bad"]
+    one.scheduler.resume("bad")
+    one.run()
+    assert str(one.deltas["bad"][-1].error) == "media cannot be encoded: on demand"
+    assert not one.runner.encoder.kept
+
+
+def test_a_memory_with_a_state_evaluates_no_span_in_parts() -> None:
+    with pytest.raises(ValueError, match="splits_media"):
+        harness(splits_media=True, memory=MemoryKind(has_state=True))
 
 
 def test_a_full_memory_parks_nobody_for_what_is_only_being_encoded() -> None:

@@ -73,8 +73,12 @@ parameters = st.builds(
 )
 kinds = st.sampled_from([MemoryKind(), MemoryKind(window=5), MemoryKind(has_state=True)])
 configs = st.builds(
-    lambda seqs, spare_ids, rows, **limits: SchedulerConfig(
-        max_num_seqs=seqs, n_seq_max=seqs + spare_ids, max_num_batched_tokens=max(rows, seqs), **limits
+    lambda seqs, spare_ids, rows, splits_media, **limits: SchedulerConfig(
+        max_num_seqs=seqs,
+        n_seq_max=seqs + spare_ids,
+        max_num_batched_tokens=max(rows, seqs),
+        splits_media=splits_media and not limits["memory"].has_state,
+        **limits,
     ),
     n_ctx=st.sampled_from([24, 40, 96]),
     spare_ids=st.integers(0, 5),

@@ -77,7 +77,8 @@ class SchedulerConfig:
     model_key: str = ""
     """Covers all that KV depends on, prompt and adapters aside."""
     splits_media: bool = False
-    """Whether a media span may be evaluated in parts, a step each: not where its rows look at those behind them."""
+    """Whether a media span may be evaluated in parts, a step each: not where its rows look at those behind them, nor in
+    a memory with a state, which cannot go back to where the span began."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters that requests may select: names, each with a digest of its content."""
     reuse_prefixes: bool = True
@@ -104,3 +105,8 @@ class SchedulerConfig:
                 f"max_num_seqs is {self.max_num_seqs}, but a step holds only "
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} rows"
             )
+        self._check_media()
+
+    def _check_media(self) -> None:
+        if self.splits_media and self.memory.has_state:
+            raise ValueError("splits_media is on, but a memory with a state cannot go back to where a span began")

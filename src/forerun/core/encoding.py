@@ -53,6 +53,8 @@ class _Wanted:
 
     holders: list[RequestState] = field(default_factory=list)
     is_ready: bool = False
+    error: str = ""
+    """Why it cannot be encoded."""
 
 
 class Encodings:
@@ -96,18 +98,22 @@ class Encodings:
             del self._wanted[span]
             self._operations.append(ForgetMedia(span))
 
-    def learn(self, events: Iterable[MediaEvent]) -> list[tuple[RequestState, str]]:
-        """What was encoded. Returns whose span could not be, and why."""
-        failed: list[tuple[RequestState, str]] = []
+    def learn(self, events: Iterable[MediaEvent]) -> None:
+        """What was encoded, or could not be."""
         for event in events:
             wanted = self._wanted.get(event.span)
-            if wanted is None:
-                continue
-            if event.error:
-                failed += [(state, event.error) for state in wanted.holders]
-            else:
-                wanted.is_ready = True
-        return failed
+            if wanted is not None:
+                wanted.is_ready, wanted.error = not event.error, event.error
+
+    def failed(self) -> list[tuple[RequestState, str]]:
+        """Whose next span cannot be encoded, and why; who is behind with reading is told later."""
+        return [
+            (state, wanted.error)
+            for wanted in self._wanted.values()
+            if wanted.error
+            for state in wanted.holders
+            if not state.is_paused
+        ]
 
     def holds_up(self, state: RequestState) -> bool:
         """Whether a request can do nothing before its span is encoded."""
@@ -120,7 +126,7 @@ class Encodings:
     @property
     def is_busy(self) -> bool:
         """Whether something is being encoded."""
-        return any(not wanted.is_ready for wanted in self._wanted.values())
+        return any(not (wanted.is_ready or wanted.error) for wanted in self._wanted.values())
 
     def take_operations(self) -> tuple[MediaOperation, ...]:
         """What the runner has to do. Empties the queue."""

@@ -497,13 +497,16 @@ class Scheduler:
         """Commit a step's results; returns what each request may show, in order of the plan's rows."""
         self.in_long_step = frozenset()
         now = plan.now + result.elapsed
-        not_encoded = self._encodings.learn(result.media_events)
-        return self._learn_step(plan, result, now) + self._fail_unencoded(not_encoded, now)
+        self._encodings.learn(result.media_events)
+        return self._learn_step(plan, result, now) + self._fail_unencoded(now)
 
-    def _fail_unencoded(self, failed: list[tuple[RequestState, str]], now: float) -> list[OutputDelta]:
-        """End the requests whose media could not be encoded, and nobody else's."""
-        running = [(state, error) for state, error in failed if self._requests.get(state.request.id) is state]
-        return [self._fail(state, f"media cannot be encoded: {error}", now) for state, error in running]
+    def _fail_unencoded(self, now: float) -> list[OutputDelta]:
+        """End the requests whose media cannot be encoded, and nobody else's."""
+        there = [(state, error) for state, error in self._encodings.failed() if self._is_there(state)]
+        return [self._fail(state, f"media cannot be encoded: {error}", now) for state, error in there]
+
+    def _is_there(self, state: RequestState) -> bool:
+        return self._requests.get(state.request.id) is state
 
     def _learn_step(self, plan: StepPlan, result: StepResult, now: float) -> list[OutputDelta]:
         self.pool.held_from = dict(result.held_from)
