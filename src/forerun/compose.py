@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forerun.compose_costs import cost_curve, known_curve, step_costs, target_pace
-from forerun.compose_media import OpenMedia, open_media
+from forerun.compose_media import OpenMedia, media_kinds, open_media
 from forerun.compose_tiers import OpenTiers, open_tiers
 from forerun.compose_wanted import Configured, context_params
 from forerun.core.config import MODEL_DRAFTER, SchedulerConfig, Verification
@@ -168,11 +168,12 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
 
 
 def usable_files(config: EngineConfig, progress: PhaseProgress) -> Preflight:
-    """What `preflight` finds of models that can be loaded. Raises ModelError for others."""
+    """What `preflight` finds of models that can be loaded. Raises ModelError for others, and for a bad projector."""
     name = f"header of {Path(config.model).name}"
     progress(name, 0.0)
     found = preflight(config)
     found.require_usable()
+    media_kinds(config)
     progress(name, 1.0)
     return found
 

@@ -92,6 +92,14 @@ def media_kinds(config: EngineConfig) -> frozenset[MediaKind]:
     return frozenset({MediaKind.IMAGE} if has_vision else ())
 
 
+def media_memory(config: EngineConfig) -> dict[str, int]:
+    """Bytes of host memory that media take at most, by what for. A file that is not there is `media_kinds`' to tell."""
+    if config.projector is None:
+        return {}
+    path = Path(config.projector)
+    return {"projector": path.stat().st_size if path.is_file() else 0, "encoded pictures": config.media_cache}
+
+
 def prefix_disk(config: EngineConfig) -> int:
     """Bytes of `cache_disk` that are for prefixes."""
     return config.cache_disk - _media_disk(config)

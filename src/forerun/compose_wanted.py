@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from forerun.compose_media import media_memory
 from forerun.core.memory import DENSE, MemoryKind
 from forerun.engine.cores import physical_cores
 from forerun.engine_config import EngineConfig
@@ -62,7 +63,8 @@ class Configured:
 
     @property
     def beside(self) -> Mapping[str, int]:
-        return {"past outputs": SUFFIX_BYTES * self.config.suffix_tokens if self.config.draft_tokens else 0}
+        outputs = SUFFIX_BYTES * self.config.suffix_tokens if self.config.draft_tokens else 0
+        return {"past outputs": outputs, **media_memory(self.config)}
 
     def chosen(self, n_ctx: int, max_num_seqs: int) -> Configured:
         config = self.config

@@ -16,17 +16,23 @@ from forerun.engine_config import EngineConfig
 from forerun.errors import ModelLoadError
 from forerun.native.context import LlamaContext
 from forerun.native.model import LlamaModel
+from forerun.native.projector import Projector
+from tests.conftest import MakeTinyModel
 from tests.model.serving import answer, serving
+from tests.support.tiny_models import TinyModel
+from tests.support.tiny_projector import TinyProjector, build_projector
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture
-def config(tiny_dense_path: Path, tiny_medium_draft_path: Path, tmp_path: Path) -> EngineConfig:
-    """A pair with a cache on disk: all phases have something to do."""
+def config(tiny_model: MakeTinyModel, tmp_path: Path) -> EngineConfig:
+    """A pair with a projector and a cache on disk: all phases have something to do."""
+    model = str(tiny_model(TinyModel(kind="qwen2vl")))
     return EngineConfig(
-        model=str(tiny_dense_path),
-        draft=str(tiny_medium_draft_path),
+        model=model,
+        draft=model,
+        projector=str(build_projector(TinyProjector())),
         speculation=2,
         n_ctx=256,
         n_threads=1,
@@ -36,7 +42,7 @@ def config(tiny_dense_path: Path, tiny_medium_draft_path: Path, tmp_path: Path) 
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every model and context that llama.cpp makes from now on."""
+    """Every model, context and projector that llama.cpp makes from now on."""
     made: list[Any] = []
 
     def remembered(kind: type[Any]) -> None:
@@ -50,6 +56,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     remembered(LlamaModel)
     remembered(LlamaContext)
+    remembered(Projector)
     return made
 
 
@@ -63,11 +70,11 @@ def test_the_phases_come_in_their_order_and_each_share_goes_from_nothing_to_all(
         assert shares[-1] == 1.0, (phase, what)
 
 
-def test_a_model_without_a_draft_has_no_phase_for_one(tiny_dense_path: Path) -> None:
+def test_a_model_without_a_draft_or_a_projector_has_no_phase_for_one(tiny_dense_path: Path) -> None:
     told: list[LoadPhase] = []
     config = EngineConfig(model=str(tiny_dense_path), n_ctx=256, n_threads=1)
     build(config, lambda phase, *_: told.append(phase)).dispose()
-    assert LoadPhase.DRAFT not in told
+    assert not {LoadPhase.DRAFT, LoadPhase.PROJECTOR} & set(told)
 
 
 @pytest.mark.parametrize("last", list(LoadPhase))
@@ -91,7 +98,7 @@ def test_what_cannot_be_computed_is_found_while_loading_and_leaves_nothing_in_me
     monkeypatch.setattr("llama_cpp.llama_cpp.llama_decode", lambda *_: -3)
     with pytest.raises(ModelLoadError, match="nothing can be computed with this model here"):
         build(config)
-    assert len(native) == 4
+    assert len(native) == 5
     assert not [one for one in native if one._free.alive]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp, mtmd_cpp
 
+from forerun.compose import preflight
 from forerun.compose_process import in_own_process
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.step import MediaRows
@@ -116,6 +118,16 @@ def test_a_projector_of_another_width_is_refused_with_what_llama_cpp_says(load: 
 def test_a_model_is_no_projector(model_path: Path) -> None:
     with pytest.raises(ModelFileError, match="qwen2vl model, no projector"), seeing(model_path, model_path):
         pass
+
+
+def test_memory_is_judged_with_the_projector_and_what_pictures_are_remembered_in(model_path: Path) -> None:
+    projector = build_projector(TinyProjector())
+    config = EngineConfig(model=str(model_path), n_ctx=256, cache_ram=0, media_cache=2**20)
+    found = preflight(replace(config, projector=str(projector)))
+    assert found.beside["projector"] == projector.stat().st_size
+    assert found.beside["encoded pictures"] == 2**20
+    assert found.places[0].needed >= sum(found.beside.values())
+    assert not {"projector", "encoded pictures"} & preflight(config).beside.keys()
 
 
 # --- case M1 ----------------------------------------------------------

@@ -40,6 +40,8 @@ Examples:
     forerun run large.gguf --draft small.gguf "Write a quicksort in Python."
 
     forerun run model.gguf --adapter sql=sql-lora.gguf "All orders of last week" --use-adapter sql
+
+    forerun run qwen2-vl.gguf --mmproj mmproj.gguf --image cat.jpg "What is it doing?"
 """
 
 _CHAT_EXAMPLES = """

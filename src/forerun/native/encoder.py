@@ -80,6 +80,8 @@ class MediaEncoder:
                     case ForgetMedia(span):
                         self._asked.pop(span, None)
                         self._ready.pop(span, None)
+                        # What became of it then says nothing of it where it is asked for again.
+                        self._events = [event for event in self._events if event.span != span]
             self._changed.notify_all()
 
     def encoded_span(self, span: MediaSpan | None) -> Encoded:

@@ -153,8 +153,8 @@ class Projector:
         if not self.uses_mrope or image is None:
             dimensions = 4 if self.uses_mrope else 1
             moves = np.ones((dimensions, tokens), np.int32)
-            moves[3:] = 0
-            offsets: NDArray[np.int32] = moves * np.arange(tokens, dtype=np.int32)
+            offsets = np.tile(np.arange(tokens, dtype=np.int32), (dimensions, 1))
+            moves[3:] = offsets[3:] = 0
             return Geometry(offsets, moves)
         first, second = (_image_positions(image, start, tokens) for start in (0, 1))
         difference: NDArray[np.int32] = second - first
