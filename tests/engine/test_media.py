@@ -78,7 +78,7 @@ def test_a_picture_is_refused_by_name_where_the_projector_refuses_it_and_where_t
         engine.prompt(text, media=[RED, BLUE])
     with fake_engine() as engine:
         assert engine.media_kinds == frozenset()
-        with pytest.raises(InvalidRequestError, match=r"^media\[1\]: this model reads text alone"):
+        with pytest.raises(InvalidRequestError, match=r"^media\[1\]: this model reads text alone.*--mmproj"):
             engine.prompt(text, media=[RED, BLUE])
 
 

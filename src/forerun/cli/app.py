@@ -158,9 +158,7 @@ def run(
     system: System = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", dir_okay=False, help="An image before each prompt; may be repeated. No model takes one yet."
-        ),
+        typer.Option(metavar="FILE", dir_okay=False, help="An image shown before each prompt; may be repeated."),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", metavar=_FLAG, help="Prompts as they are, without the model's chat template.")

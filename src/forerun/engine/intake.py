@@ -29,7 +29,7 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Conversation: TypeAlias = Sequence[Message]
 Conversations: TypeAlias = Conversation | Sequence[Conversation]
 _T = TypeVar("_T")
-READS_TEXT_ALONE: Final = "this model reads text alone; projectors are not loaded yet: give text"
+READS_TEXT_ALONE: Final = "this model reads text alone; load one with its projector (--mmproj) to show it media"
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE: Final = 366 * 86_400
 

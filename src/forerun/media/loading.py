@@ -53,7 +53,7 @@ class MediaLoader:
         """What can be said of sources before any is read. Raises InvalidRequestError, naming the first wrong one."""
         for source in sources:
             if source.kind not in kinds:
-                said = f"is an {source.kind}, and this model reads text alone: projectors are not loaded yet"
+                said = f"is an {source.kind}, and this model reads text alone: load one with its projector (--mmproj)"
                 raise InvalidRequestError(source.field, said)
         most = self._limits.max_items
         if len(sources) > most:
