@@ -248,7 +248,7 @@ def check(config: EngineConfig, *, measures: bool, progress: PhaseProgress | Non
     """Everything `preflight` finds, and what drafting can bring here: from costs known, or measured with `measures`.
 
     Measuring takes a few seconds a model, and loads its weights; it is done only for a pair that is usable. Raises
-    InvalidConfigError for a chat template that cannot be used.
+    InvalidConfigError for a chat template that cannot be used, ModelError for a file that is no projector.
     """
     from forerun.models.findings import Finding, Verdict
     from forerun.models.memory_findings import judge_fit
@@ -256,6 +256,7 @@ def check(config: EngineConfig, *, measures: bool, progress: PhaseProgress | Non
     from forerun.models.prospects import Check, judge_speed
 
     given_template(config)
+    media_kinds(config)
     config = as_listed(config)
     found = preflight(config)
     if not found.is_usable:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp, mtmd_cpp
 
-from forerun.compose import preflight
+from forerun.compose import check, preflight
 from forerun.compose_process import in_own_process
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.step import MediaRows
@@ -118,6 +118,8 @@ def test_a_projector_of_another_width_is_refused_with_what_llama_cpp_says(load: 
 def test_a_model_is_no_projector(model_path: Path) -> None:
     with pytest.raises(ModelFileError, match="qwen2vl model, no projector"), seeing(model_path, model_path):
         pass
+    with pytest.raises(ModelFileError, match="qwen2vl model, no projector"):
+        check(EngineConfig(model=str(model_path), projector=str(model_path)), measures=False)
 
 
 def test_memory_is_judged_with_the_projector_and_what_pictures_are_remembered_in(model_path: Path) -> None:
