@@ -51,10 +51,12 @@ def test_further_models_have_their_names_and_are_loaded_when_asked_for() -> None
 
 def test_options_for_one_model_are_for_the_first() -> None:
     options = ServeOptions("small.gguf", ["b=big.gguf"], alias=["gpt"], chat_format="hermes", record=Path("new.jsonl"))
-    first, second = models_to_serve(options, EngineOptions(draft="tiny.gguf", chat_template="a.jinja"))
+    of_one = EngineOptions(draft="tiny.gguf", mmproj="mmproj.gguf", chat_template="a.jinja")
+    first, second = models_to_serve(options, of_one)
     assert (first.config.draft, first.config.chat_template, first.aliases) == ("tiny.gguf", "a.jinja", ("gpt",))
     assert (first.chat_format, second.chat_format) == ("hermes", "auto")
     assert (second.config.draft, second.config.chat_template, second.aliases) == (None, None, ())
+    assert (first.config.projector, second.config.projector) == ("mmproj.gguf", None)
     assert first.config.record is not None
     assert second.config.record is None
 
@@ -74,6 +76,7 @@ def test_adapters_belong_to_the_model_they_name_or_to_the_first() -> None:
         (["=x.gguf"], {}, "model: a name has no spaces around it and is not empty, got ''"),
         ([" a=x.gguf"], {}, "model: a name has no spaces around it and is not empty, got ' a'"),
         (["a=x", "b=y"], {"draft": "tiny"}, "draft: is for one model, and several are served"),
+        (["a=x", "b=y"], {"mmproj": "file"}, "mmproj: is for one model, and several are served"),
         (["a=x", "b=y"], {"chat_template": "t"}, "chat-template: is for one model, and several are served"),
     ],
 )

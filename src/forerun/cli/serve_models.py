@@ -12,7 +12,7 @@ from forerun.cli.serve_options import ServeOptions
 from forerun.compose_models import ToServe, served_id
 from forerun.errors import InvalidConfigError
 
-_OF_ONE_MODEL: Final = ("draft", "mtp", "drafter", "synthetic_acceptance", "chat_template")
+_OF_ONE_MODEL: Final = ("draft", "mmproj", "mtp", "drafter", "synthetic_acceptance", "chat_template")
 
 
 def models_to_serve(options: ServeOptions, engine: EngineOptions) -> list[ToServe]:
@@ -25,7 +25,9 @@ def models_to_serve(options: ServeOptions, engine: EngineOptions) -> list[ToServ
     if len(models) > 1 and not first:
         _refuse_what_is_for_one(options, engine)
     adapters = _adapters(engine.adapter or (), [name for name, _ in models])
-    shared = replace(engine, draft=None, mtp=None, drafter=None, synthetic_acceptance=None, chat_template=None)
+    shared = replace(
+        engine, draft=None, mmproj=None, mtp=None, drafter=None, synthetic_acceptance=None, chat_template=None
+    )
     return [
         _to_serve(name, model, options, replace(shared if index else engine, adapter=adapters[name]), is_main=not index)
         for index, (name, model) in enumerate(models)

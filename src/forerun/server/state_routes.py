@@ -44,7 +44,7 @@ class ModelList(BaseModel):
 
 
 class Progress(BaseModel):
-    phase: str = Field(description="files, target, draft, contexts or warm-up.")
+    phase: str = Field(description="files, target, draft, contexts, projector or warm-up.")
     what: str
     share: float
 
