@@ -28,10 +28,9 @@ pytestmark = pytest.mark.model
 @pytest.fixture
 def config(tiny_model: MakeTinyModel, tmp_path: Path) -> EngineConfig:
     """A pair with a projector and a cache on disk: all phases have something to do."""
-    model = str(tiny_model(TinyModel(kind="qwen2vl")))
     return EngineConfig(
-        model=model,
-        draft=model,
+        model=str(tiny_model(TinyModel(kind="qwen2vl"))),
+        draft=str(tiny_model(TinyModel(kind="qwen2vl", noise=0.02))),
         projector=str(build_projector(TinyProjector())),
         speculation=2,
         n_ctx=256,
