@@ -427,7 +427,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
         elif last.finish_reason is FinishReason.ERROR:
             was_unreadable = last.error is not None and "cannot be encoded: on demand" in str(last.error)
-            assert key in self.poisoned or self.struck[key] > 2 or was_unreadable
+            assert key in self.poisoned or self.struck.get(key, 0) > 2 or was_unreadable
         elif last.finish_reason is not FinishReason.ABORT:
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
             if request.params.logprobs is not None:
