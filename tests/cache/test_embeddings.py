@@ -71,6 +71,16 @@ def test_a_file_that_is_torn_or_tampered_with_is_as_good_as_none(tmp_path: Path,
     assert written(tmp_path) == []
 
 
+def test_a_file_under_another_s_name_is_as_good_as_none(tmp_path: Path) -> None:
+    cache = EmbeddingCache(0, files_in(tmp_path))
+    cache.put("a", b"what it was")
+    (first,) = written(tmp_path)
+    cache.put("b", b"another")
+    (second,) = set(written(tmp_path)) - {first}
+    first.rename(second)
+    assert cache.get("b") is None
+
+
 def test_a_directory_that_cannot_be_written_costs_the_files_alone(tmp_path: Path) -> None:
     files = files_in(tmp_path)
     (tmp_path / "cache" / "media").write_text("a file where the folder should be")

@@ -13,6 +13,7 @@ import pytest
 from forerun.cache.contents import stored_models
 from forerun.cache.directory import CacheDirectory
 from forerun.cache.disk import SegmentFiles
+from forerun.cache.embeddings import EmbeddingCache, EmbeddingFiles
 from forerun.cache.file_format import encode_head
 from forerun.cli.sizes import parse_age, parse_size
 from forerun.core.adapters import AdapterSet
@@ -130,6 +131,19 @@ def test_clear_deletes_files_that_are_of_no_use_too(forerun: Forerun, cache_dir:
         file.write_bytes(b"of a version to come")
     assert "deleted: 4 segments" in forerun("cache", "clear", "--cache-dir", str(cache_dir), "--yes").stdout
     assert not list(cache_dir.rglob("*.kv"))
+
+
+def test_encoded_pictures_are_counted_and_deleted_with_all_models(forerun: Forerun, cache_dir: Path) -> None:
+    EmbeddingCache(0, EmbeddingFiles(CacheDirectory(cache_dir), 2**22)).put("picture", bytes(2**20 - 32))
+    stats = json.loads(forerun("cache", "stats", "--cache-dir", str(cache_dir), "--json").stdout)
+    assert stats["encoded_media"] == {"files": 1, "bytes": 2**20}
+    assert "1.0 MiB of encoded pictures" in forerun("cache", "stats", "--cache-dir", str(cache_dir)).stdout
+    arguments = ("cache", "clear", "--cache-dir", str(cache_dir), "--yes")
+    forerun(*arguments, "--model", "small.gguf")
+    forerun(*arguments, "--older-than", "1h")
+    assert len(list(cache_dir.rglob("*.emb"))) == 1
+    assert "1 encoded pictures, 1.0 MiB" in forerun(*arguments).stdout
+    assert not list(cache_dir.rglob("*.emb"))
 
 
 def test_lookup_needs_a_directory(forerun: Forerun) -> None:

@@ -1,8 +1,9 @@
 """What media were encoded to: kept in host memory, and in files where there is a cache directory, by identity.
 
-    <cache_dir>/media/<digest of the identity>.emb        [ SHA-256 of the rest | embeddings ], 0600
+    <cache_dir>/media/<digest of the identity>.emb        [ SHA-256 of identity and embeddings | embeddings ], 0600
 
-Both have hard budgets; what was used longest ago goes first. A file that is torn or tampered with is as good as none.
+Both have hard budgets; what was used longest ago goes first. A file that is torn, tampered with or another one's is as
+good as none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 import time
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # needs a POSIX system; without files none is
@@ -23,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDER: Final = "media"
 _SUFFIX: Final = ".emb"
+_PARTIAL: Final = ".tmp"
 _LEFT_AFTER: Final = 3600.0
 """Seconds after which nobody writes to a file any more."""
 _DIGEST: Final = hashlib.sha256().digest_size
@@ -70,6 +73,44 @@ class EmbeddingCache:
         return f"EmbeddingCache({len(self._held)} spans, {self.used} of {self.budget} bytes)"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class EncodedFile:
+    """A file of encoded media, or one being written. The last used is the largest."""
+
+    last_used: float
+    """Seconds since the epoch."""
+    nbytes: int
+    name: str
+
+    @property
+    def is_left(self) -> bool:
+        """Whether somebody who wrote to it is gone."""
+        return self.name.endswith(_PARTIAL) and self.last_used < time.time() - _LEFT_AFTER
+
+
+def encoded_files(directory: CacheDirectory) -> list[EncodedFile]:
+    """What a cache directory holds of encoded media, the last used last. Raises OSError."""
+    with suppress(FileNotFoundError), directory.opened(_FOLDER) as folder:
+        return _listed(folder)
+    return []
+
+
+def remove_encoded(directory: CacheDirectory, name: str) -> None:
+    """Delete a file, if it is there and can be."""
+    with suppress(OSError), directory.opened(_FOLDER) as folder:
+        os.unlink(name, dir_fd=folder)
+
+
+def _listed(folder: int) -> list[EncodedFile]:
+    found: list[EncodedFile] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                found.append(EncodedFile(status.st_mtime, status.st_size, entry.name))
+    return sorted(found)
+
+
 class EmbeddingFiles:
     """Files of encoded media, `budget` bytes of them. What cannot be written or read is not there, and is logged."""
 
@@ -93,10 +134,10 @@ class EmbeddingFiles:
             logger.warning("encoded media cannot be read: %s", error)
             return None
         encoded = content[_DIGEST:]
-        if hashlib.sha256(encoded).digest() == content[:_DIGEST]:
+        if _digest(identity, encoded) == content[:_DIGEST]:
             return encoded
         logger.warning("%s/%s is torn or tampered with; it is encoded again", _FOLDER, name)
-        self._remove(name)
+        remove_encoded(self._directory, name)
         return None
 
     def write(self, identity: str, encoded: bytes) -> None:
@@ -107,38 +148,28 @@ class EmbeddingFiles:
         from forerun.cache.directory import CREATE_FLAGS
 
         name = _name(identity)
-        partial = f"{name}.{secrets.token_hex(8)}.tmp"
+        partial = f"{name}.{secrets.token_hex(8)}{_PARTIAL}"
         try:
             with self._directory.opened(_FOLDER, creates=True) as folder:
                 self._make_room(folder, nbytes)
                 with os.fdopen(os.open(partial, CREATE_FLAGS, 0o600, dir_fd=folder), "wb") as file:
-                    file.write(hashlib.sha256(encoded).digest())
+                    file.write(_digest(identity, encoded))
                     file.write(encoded)
                 os.rename(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             logger.warning("encoded media are not kept on disk: %s", error)
-            self._remove(partial)
+            remove_encoded(self._directory, partial)
 
     def _make_room(self, folder: int, nbytes: int) -> None:
         """Delete what was used longest ago, and what somebody left half written an hour ago."""
-        found: list[tuple[float, int, str]] = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    is_left = entry.name.endswith(".tmp") and status.st_mtime < time.time() - _LEFT_AFTER
-                    found.append((0.0 if is_left else status.st_mtime, status.st_size, entry.name))
-        used = sum(size for _, size, _ in found)
-        for used_at, size, name in sorted(found):
-            if used_at and used + nbytes <= self.budget:
+        found = _listed(folder)
+        used = sum(file.nbytes for file in found)
+        for file in sorted(found, key=lambda file: (not file.is_left, file)):
+            if not file.is_left and used + nbytes <= self.budget:
                 break
             with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            used -= size
-
-    def _remove(self, name: str) -> None:
-        with suppress(OSError), self._directory.opened(_FOLDER) as folder:
-            os.unlink(name, dir_fd=folder)
+                os.unlink(file.name, dir_fd=folder)
+            used -= file.nbytes
 
     def __repr__(self) -> str:
         return f"EmbeddingFiles({self._directory.path}, {self.budget} bytes)"
@@ -146,3 +177,10 @@ class EmbeddingFiles:
 
 def _name(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:32] + _SUFFIX
+
+
+def _digest(identity: str, encoded: bytes) -> bytes:
+    """Of the identity too: a file under another's name is no good."""
+    digest = hashlib.sha256(identity.encode() + b"\0")
+    digest.update(encoded)
+    return digest.digest()

@@ -19,6 +19,7 @@ from rich.text import Text
 from forerun.cache.chains import StoredConversation
 from forerun.cache.contents import StoredModel, stored_models
 from forerun.cache.directory import CacheDirectory
+from forerun.cache.embeddings import encoded_files, remove_encoded
 from forerun.cli.options import ModelOptions, adapter_scales
 from forerun.cli.run import read_prompts
 from forerun.cli.sizes import parse_age
@@ -41,16 +42,20 @@ _FIRST_WORDS = 60
 
 
 def show_stats(cache_dir: str, *, as_json: bool) -> None:
-    models = stored_models(_directory(cache_dir))
+    directory = _directory(cache_dir)
+    models, encoded = stored_models(directory), encoded_files(directory)
+    encoded_bytes = sum(file.nbytes for file in encoded)
     if as_json:
-        _print_json({"models": [_model_as_json(model) for model in models]})
+        listed = [_model_as_json(model) for model in models]
+        _print_json({"models": listed, "encoded_media": {"files": len(encoded), "bytes": encoded_bytes}})
         return
     table = _table("model", "key", "segments", "conversations", "size", "last used")
     for model in models:
         table.add_row(Text(model.name), model.key[:_KEY_DIGITS], *_figures(model))
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"{size(sum(model.nbytes for model in models))} in {cache_dir}", markup=False)
+    media = f", and {size(encoded_bytes)} of encoded pictures" if encoded else ""
+    console.print(f"{size(sum(model.nbytes for model in models))} in {cache_dir}{media}", markup=False)
 
 
 def _figures(model: StoredModel) -> tuple[str, ...]:
@@ -147,16 +152,20 @@ def clear_cache(cache_dir: str, *, model: str | None, older_than: str | None, ye
     age = None if older_than is None else parse_age("older_than", older_than)
     directory = _directory(cache_dir)
     models = _chosen(stored_models(directory), model)
-    before = time.time() if age is None else time.time() - age
-    doomed = [(one, file) for one in models for file in one.files.sizes() if file.last_used <= before or age is None]
-    if not doomed:
+    before = float("inf") if age is None else time.time() - age
+    doomed = [(one, file) for one in models for file in one.files.sizes() if file.last_used <= before]
+    media = [file for file in encoded_files(directory) if file.last_used <= before] if model is None else []
+    if not (doomed or media):
         typer.echo("nothing to delete")
         return
     told = f"{len(doomed)} segments, {size(sum(file.nbytes for _, file in doomed))}"
+    told += f"; {len(media)} encoded pictures, {size(sum(file.nbytes for file in media))}" if media else ""
     if not yes and not typer.confirm(f"Delete {told} in {cache_dir}?", err=True):
         raise typer.Exit(1)
     for one, file in doomed:
         one.files.remove(file.key)
+    for picture in media:
+        remove_encoded(directory, picture.name)
     typer.echo(f"deleted: {told}")
 
 

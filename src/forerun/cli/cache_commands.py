@@ -125,7 +125,7 @@ def clear(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", metavar=_FLAG, help="Do not ask.")] = False,
 ) -> None:
-    """Delete segments: all, those of one model, or those not used for long."""
+    """Delete segments: all, those of one model, or those not used for long. Encoded pictures are no one model's."""
     from forerun.cli.cache import clear_cache
 
     clear_cache(cache_dir, model=model, older_than=older_than, yes=yes)
