@@ -37,6 +37,7 @@ from forerun.errors import ForerunError, ModelError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
+    from forerun.models.catalog_format import ListedModel
     from forerun.models.model_identity import ModelIdentity
     from forerun.models.preflight import Candidate, Preflight
     from forerun.models.prospects import Check
@@ -77,19 +78,29 @@ class AsyncEngine(AsyncioEngine):
 
 
 def as_listed(config: EngineConfig) -> EngineConfig:
-    """The same, with what the catalog says of a model that is named by its id: its draft, unless the caller chose.
+    """The same, with what the catalog says of a model that is named by its id: its projector, and its draft unless the
+    caller chose what drafts.
 
     Idempotent. A malformed catalog is for `preflight` to tell.
     """
-    from forerun.models.catalog_format import Method
     from forerun.models.listed import find_listed
 
-    is_chosen = config.draft is not None or config.mtp or config.speculation in (0, "off")
     try:
-        listed = None if is_chosen else find_listed(config.model)
+        listed = find_listed(config.model)
     except ModelError:
         return config
-    if listed is None or listed.method is None or (listed.method is Method.MTP and config.mtp is False):
+    if listed is None:
+        return config
+    if config.projector is None and listed.projecting is not None:
+        config = replace(config, projector=listed.projecting.source)
+    is_chosen = config.draft is not None or config.mtp or config.speculation in (0, "off")
+    return config if is_chosen else _drafting_as_listed(config, listed)
+
+
+def _drafting_as_listed(config: EngineConfig, listed: ListedModel) -> EngineConfig:
+    from forerun.models.catalog_format import Method
+
+    if listed.method is None or (listed.method is Method.MTP and config.mtp is False):
         return config
     if listed.draft is not None:
         return replace(config, draft=listed.draft.source)
@@ -173,7 +184,7 @@ def usable_files(config: EngineConfig, progress: PhaseProgress) -> Preflight:
     progress(name, 0.0)
     found = preflight(config)
     found.require_usable()
-    media_kinds(config)
+    media_kinds(as_listed(config))
     progress(name, 1.0)
     return found
 
@@ -256,8 +267,8 @@ def check(config: EngineConfig, *, measures: bool, progress: PhaseProgress | Non
     from forerun.models.prospects import Check, judge_speed
 
     given_template(config)
-    media_kinds(config)
     config = as_listed(config)
+    media_kinds(config)
     found = preflight(config)
     if not found.is_usable:
         return Check(found)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forerun.engine.loading import PhaseProgress
 from forerun.engine.media_mail import MediaMail
-from forerun.errors import ModelFileError
+from forerun.errors import ModelError, ModelFileError
 from forerun.media.picture import MediaKind
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only an engine that is built does that
@@ -73,9 +73,10 @@ def open_media(
 def projector_header(config: EngineConfig) -> GgufHeader:
     """The header of the projector's file. Raises ModelError, also for a file that is another kind of model."""
     from forerun.models.gguf_header import read_header
+    from forerun.models.resolve import resolve_model
 
     assert config.projector is not None
-    header = read_header(Path(config.projector))
+    header = read_header(resolve_model(config.projector))
     if header.architecture != "clip":
         raise ModelFileError(
             f"{header.path}: is a {header.architecture} model, no projector: give --mmproj the file that came with the "
@@ -96,8 +97,10 @@ def media_memory(config: EngineConfig) -> dict[str, int]:
     """Bytes of host memory that media take at most, by what for. A file that is not there is `media_kinds`' to tell."""
     if config.projector is None:
         return {}
-    path = Path(config.projector)
-    return {"projector": path.stat().st_size if path.is_file() else 0, "encoded pictures": config.media_cache}
+    nbytes = 0
+    with suppress(ModelError, OSError):
+        nbytes = projector_header(config).path.stat().st_size
+    return {"projector": nbytes, "encoded pictures": config.media_cache}
 
 
 def prefix_disk(config: EngineConfig) -> int:

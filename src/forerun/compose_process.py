@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import Any, Final, Protocol
 
-from forerun.compose import build, chat_template, given_template, settled, usable_files
+from forerun.compose import as_listed, build, chat_template, given_template, settled, usable_files
 from forerun.compose_media import media_kinds
 from forerun.engine.front_end import FrontEndParts
 from forerun.engine.health import EngineHealth
@@ -48,7 +48,7 @@ def in_own_process(
     given = given_template(config)
     found = usable_files(config, during(LoadPhase.FILES, progress))
     options = plain_options(settled(config, found))
-    kinds = media_kinds(config)
+    kinds = media_kinds(as_listed(config))
     with ExitStack() as loaded:
         model = LlamaModel.load(found.paths[0], vocab_only=True)
         loaded.callback(model.close)

@@ -65,7 +65,8 @@ class EngineConfig:
     draft: str | None = None
     """A draft model with the same vocabulary, named the same way."""
     projector: str | None = None
-    """A GGUF file (a Path too) with the model's projector, often called mmproj: prompts may then hold pictures."""
+    """A GGUF file (a Path too) with the model's projector, often called mmproj: prompts may then hold pictures. None:
+    what the catalog says of a model that is named by its id."""
     n_ctx: int | None = None
     """KV cells, all sequences together. None: the model's training context, at most 32,768, halved until it fits
     (models/preflight.py)."""

@@ -98,6 +98,23 @@ def test_an_id_whose_own_head_or_text_drafts_turns_speculation_on(
     assert as_listed(headless) == headless
 
 
+def test_an_id_brings_its_projector_whatever_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path(__file__).parents[2].joinpath("src/forerun/models/catalog.toml").read_text()
+    projector = 'projector = { file = "mmproj.gguf", sha256 = "' + 64 * "a" + '", size = 7 }'
+    catalog = tmp_path / "catalog.toml"
+    catalog.write_text(text.replace('id = "qwen3-8b"', f'id = "sees"\n{projector}'))
+    monkeypatch.setenv("FORERUN_CATALOG", str(catalog))
+    listed = load_catalog().models["sees"]
+    assert listed.projecting is not None
+    brought = as_listed(EngineConfig(model="sees"))
+    assert (brought.projector, brought.draft is None) == (listed.projecting.source, listed.draft is None)
+    assert as_listed(brought) == brought
+    assert as_listed(EngineConfig(model="sees", speculation="off")).projector == listed.projecting.source
+    assert as_listed(EngineConfig(model="sees", projector="mine.gguf")).projector == "mine.gguf"
+    with pytest.raises(ModelNotFoundError, match="run `forerun pull sees`"):
+        resolve_model(listed.projecting.source)
+
+
 def test_anything_with_a_slash_or_the_ending_gguf_is_a_path(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path / "no such.gguf")) == tmp_path / "no such.gguf"
     assert resolve_model("model.gguf") == Path("model.gguf")

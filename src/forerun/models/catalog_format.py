@@ -174,11 +174,15 @@ class ListedModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
     @property
+    def projecting(self) -> RemoteFile | None:
+        """The projector's file, where pictures can be shown to it."""
+        return None if self.projector is None else self._remote(self.projector, FileRole.PROJECTOR)
+
+    @property
     def all_files(self) -> tuple[RemoteFile, ...]:
         """Everything that loading it by its id takes."""
-        projector = () if self.projector is None else (self._remote(self.projector, FileRole.PROJECTOR),)
-        draft = () if self.draft is None else (self.draft,)
-        return (*self.weights, *projector, *draft)
+        beside = [one for one in (self.projecting, self.draft) if one is not None]
+        return (*self.weights, *beside)
 
     @property
     def size(self) -> int:
