@@ -75,15 +75,17 @@ class MediaMail:
 
     def connect(self, send: Callable[[str], None]) -> None:
         """From now on `send` is told which digests are wanted."""
-        self._send = send
+        with self._lock:
+            self._send = send
 
     def fetch(self, digest: str) -> Media | None:
         """The item of a digest; None where the front end does not have it, or does not answer."""
-        if self._send is None:
-            return None
         with self._lock:
+            send = self._send
+            if send is None:
+                return None
             awaited = self._awaited.setdefault(digest, Future())
-        self._send(digest)
+        send(digest)
         try:
             return awaited.result(_PATIENCE)
         except TimeoutError:
@@ -98,8 +100,8 @@ class MediaMail:
 
     def close(self) -> None:
         """Nothing is delivered any more."""
-        self._send = None
         with self._lock:
+            self._send = None
             digests = list(self._awaited)
         for digest in digests:
             self.deliver(digest, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -114,8 +115,9 @@ class MediaEncoder:
     # --- the encoding thread ---
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # the threads that compute for this one are no nicer than it is
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        if sys.platform == "linux":  # elsewhere it would be a process's; threads that compute for this one inherit it
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (wanted := self._next()) is not None:
             error, encoded = "", None
             try:

@@ -13,7 +13,8 @@ from forerun.media.picture import Media, MediaKind
 from forerun.native.projector import MediaChunk, Projector
 
 _CHUNKS_KEPT: Final = 8
-"""Preprocessed spans, a few MB each, between the reading of a prompt and its encoding."""
+_TOKENS_KEPT: Final = 8192
+"""Preprocessed spans, between the reading of a prompt and its encoding: about 10 KB a token. One item's are always."""
 _KNOWN: Final = 4096
 """Pictures whose segments are remembered, a few hundred bytes each."""
 
@@ -75,10 +76,15 @@ class LlamaMediaReader:
             chunks[identity] = part
             segments.append(PromptSegment.media(identity, part.tokens, part.positions))
         with self._lock:
-            self._chunks.update(chunks)
-            while len(self._chunks) > max(_CHUNKS_KEPT, len(chunks)):
+            for identity, chunk in chunks.items():
+                self._chunks[identity] = chunk
+                self._chunks.move_to_end(identity)
+            while len(self._chunks) > len(chunks) and self._has_too_many():
                 self._chunks.popitem(last=False)
         return tuple(segments)
+
+    def _has_too_many(self) -> bool:
+        return len(self._chunks) > _CHUNKS_KEPT or sum(one.tokens for one in self._chunks.values()) > _TOKENS_KEPT
 
     def _check(self, chunk: MediaChunk) -> None:
         if chunk.tokens > self._most_tokens:
