@@ -49,6 +49,23 @@ def with_pictures(*parts: str | Picture) -> tuple[PromptText, list[Picture]]:
     return PromptText(text, media=tuple(places)), pictures
 
 
+TIE = 0.1
+"""Log-probabilities this close may change places: batches of other sizes round otherwise, a few thousandths here."""
+
+
+def assert_same_answer(one: Output, other: Output) -> None:
+    """Two greedy answers, asked for with two likeliest tokens each, that are equal up to a tie."""
+    assert one.logprobs
+    assert other.logprobs
+    assert len(one.token_ids) == len(other.token_ids)
+    for index, (first, second) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
+        assert abs(first.logprob - second.logprob) < TIE, f"token {index} has another probability"
+        if first.token != second.token:
+            (_, best), (_, next_best) = first.top
+            assert best - next_best < TIE, f"token {index} is {second.token} instead of {first.token}"
+            return
+
+
 @dataclass
 class Seeing:
     """An engine on a thread that reads pictures, and its encoder."""

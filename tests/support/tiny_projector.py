@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -19,13 +20,16 @@ from tests.support.tiny_models import MODELS_FOLDER
 PATCH = 14
 """Pixels of a patch's side; four patches, two by two, become one embedding."""
 _WIDTH, _HIDDEN, _HEADS = 64, 128, 2
-_IMAGE_SIZE = 560
+_IMAGE_SIZE = {"qwen2vl_merger": 560, "gemma3": 112}
 
 
 @dataclass(frozen=True, slots=True)
 class TinyProjector:
     """Everything that determines one generated projector: the width of the text model it is for, and the seed."""
 
+    kind: Literal["qwen2vl_merger", "gemma3"] = "qwen2vl_merger"
+    """M-RoPE and as many embeddings as a picture needs; or plain positions, 16 embeddings of any picture, and each row
+    looks at all others."""
     width: int = 64
     seed: int = 0
     scale: float = 0.3
@@ -39,7 +43,7 @@ class TinyProjector:
 
 
 def build_projector(projector: TinyProjector, folder: Path = MODELS_FOLDER) -> Path:
-    """The file of `projector`, a qwen2vl_merger, generated if it is not there yet."""
+    """The file of `projector`, generated if it is not there yet."""
     path = folder / projector.file_name
     if not path.exists():
         GgufFile(_entries(projector), _Tensors(projector).tensors).write(path)
@@ -48,18 +52,19 @@ def build_projector(projector: TinyProjector, folder: Path = MODELS_FOLDER) -> P
 
 def _entries(projector: TinyProjector) -> dict[str, bytes]:
     sizes = {
-        "image_size": _IMAGE_SIZE,
+        "image_size": _IMAGE_SIZE[projector.kind],
         "patch_size": PATCH,
         "embedding_length": _WIDTH,
         "feed_forward_length": _HIDDEN,
         "block_count": 1,
         "projection_dim": projector.width,
         "attention.head_count": _HEADS,
+        **({"projector.scale_factor": 2} if projector.kind == "gemma3" else {}),
     }
     return {
         "general.architecture": text("clip"),
         "clip.has_vision_encoder": boolean(True),
-        "clip.projector_type": text("qwen2vl_merger"),
+        "clip.projector_type": text(projector.kind),
         "clip.use_silu": boolean(False),
         "clip.use_gelu": boolean(False),
         "clip.vision.attention.layer_norm_epsilon": f32(1e-6),
@@ -73,8 +78,7 @@ class _Tensors:
     def __init__(self, projector: TinyProjector) -> None:
         self.tensors: list[Tensor] = []
         self._random = np.random.default_rng(projector.seed)
-        for name in ("v.patch_embd.weight", "v.patch_embd.weight.1"):
-            self._random_tensor(name, (_WIDTH, 3, PATCH, PATCH))
+        self._patches(projector.kind)
         block = "v.blk.0"
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             self._linear(f"{block}.{name}", _WIDTH, _WIDTH)
@@ -83,6 +87,21 @@ class _Tensors:
         for name in (f"{block}.ln1", f"{block}.ln2", "v.post_ln"):
             self._put(f"{name}.weight", np.ones(_WIDTH, np.float32))
             self._put(f"{name}.bias", np.zeros(_WIDTH, np.float32))
+        self._to_text(projector)
+
+    def _patches(self, kind: str) -> None:
+        self._random_tensor("v.patch_embd.weight", (_WIDTH, 3, PATCH, PATCH))
+        if kind == "gemma3":
+            self._put("v.patch_embd.bias", np.zeros(_WIDTH, np.float32))
+            self._random_tensor("v.position_embd.weight", ((_IMAGE_SIZE[kind] // PATCH) ** 2, _WIDTH))
+        else:  # a second one, of the next picture of a video
+            self._random_tensor("v.patch_embd.weight.1", (_WIDTH, 3, PATCH, PATCH))
+
+    def _to_text(self, projector: TinyProjector) -> None:
+        if projector.kind == "gemma3":
+            self._put("mm.soft_emb_norm.weight", np.ones(_WIDTH, np.float32))
+            self._random_tensor("mm.input_projection.weight", (_WIDTH, projector.width), projector.scale)
+            return
         merged = 4 * _WIDTH
         self._linear("mm.0", merged, merged)
         self._linear("mm.2", projector.width, merged, 2 * projector.scale)
