@@ -15,6 +15,7 @@ import pytest
 from forerun.core.config import SchedulerConfig
 from forerun.core.costs import CostCurve, LiveCosts, StepCosts
 from forerun.core.memory import DENSE, MemoryKind
+from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import SamplingParams
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import DraftRequest, Proposal
@@ -186,6 +187,18 @@ def test_receipts_do_not_count_a_prompt_beside_every_token_it_was_computed_with(
     harness.run()
     alone = 300 * CPU_135M.predict(8)
     assert 0 < harness.usage("copy").saved_ms < alone
+
+
+def test_receipts_do_not_count_pictures_of_others_as_a_loss() -> None:
+    config = SchedulerConfig(n_ctx=N_CTX, speculation=32, max_num_seqs=8, splits_media=True)
+    harness = Harness(config, FakeRunner(N_CTX, WORDS.size, costs=costs(CPU_135M, None)), WORDS)
+    harness.scheduler = Scheduler(config, WORDS, costs=costs(CPU_135M, None))
+    harness.add("copy", [1] * 40, SamplingParams(max_tokens=300, logit_bias={1: 100.0}))
+    for index in range(6):
+        picture = PromptSegment.media(f"picture {index}", logical_tokens=800, native_positions=30)
+        harness.add(f"shows {index}", PromptLayout([picture, PromptSegment.text([2])]), SamplingParams(max_tokens=2))
+    harness.run()
+    assert 0 < harness.usage("copy").saved_ms < 300 * CPU_135M.predict(8)
 
 
 def test_filling_a_draft_s_memory_slows_nobody_who_gets_nothing_out_of_it() -> None:

@@ -44,6 +44,7 @@ from forerun.core.step import (
     StepPlan,
     StepResult,
     Vocabulary,
+    media_rows,
     prompt_rows,
     tokens_of,
 )
@@ -585,7 +586,8 @@ class Scheduler:
     def _count_savings(self, plan: StepPlan, result: StepResult, pace: LiveCosts, drafted: int) -> None:
         decodes, cells = len(plan.decode), self.pool.target_cells.used
         next_ms = pace.predict(decodes, cells)
-        first_ms = pace.predict(decodes + prompt_rows(plan), cells, logits=decodes)
+        prompts = prompt_rows(plan) + self.budget.media_rows(media_rows(plan))
+        first_ms = pace.predict(decodes + prompts, cells, logits=decodes)
         has_drafted = drafted > 0 or bool(plan.draft_fills)
         for row in plan.decode:
             if (found := result.sequences.get(row.sequence_id)) is None:

@@ -282,6 +282,11 @@ def prompt_rows(plan: StepPlan) -> int:
     return sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
 
 
+def media_rows(plan: StepPlan) -> int:
+    """Rows of media spans in a step."""
+    return sum(rows.stop - rows.start for rows in plan.prefill if isinstance(rows, MediaRows))
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
     """What verification gave one sequence: at least one token; all but the last are in the target's memory."""

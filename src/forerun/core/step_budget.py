@@ -10,14 +10,14 @@ where nothing decodes: then a step is as large as a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.core.costs import CostCurve, LiveCosts
 from forerun.core.planner import OTHERS_SHARE, PrefillDemand
-from forerun.core.step import MediaRows, StepPlan, StepTimes, prompt_rows
+from forerun.core.step import StepPlan, StepTimes, media_rows, prompt_rows
 
 SHORTEST_TARGET_MS = 50.0
 """20 tokens a second are fast enough for anybody who reads."""
@@ -152,7 +152,7 @@ class StepBudget:
         return room if self._costs is None else min(room, self.prefill_rows(so_far) // 2)
 
     def media_rows(self, tokens: int) -> int:
-        """How many rows of text take as long as a media span of so many logical tokens, its encoding included; no fewer
+        """How many rows of text take as long as a media span of so many logical tokens, once it is encoded; no fewer
         than those tokens, which are rows themselves."""
         return math.ceil(tokens * self._media_factor)
 
@@ -161,7 +161,7 @@ class StepBudget:
         if self._costs is None or times.target <= 0:
             return
         logits = len(plan.decode) + drafted
-        rows, tokens = logits + prompt_rows(plan), _media_tokens(plan)
+        rows, tokens = logits + prompt_rows(plan), media_rows(plan)
         if not tokens:
             self._costs.observe(rows, cells, times.target * 1e3, logits=logits)
             return
@@ -179,8 +179,3 @@ class StepBudget:
 def _beside_others(rows: int) -> int:
     """Rows of a step that has so many for one priority, and their share for the others."""
     return rows + rows // (OTHERS_SHARE - 1) + 1
-
-
-def _media_tokens(plan: StepPlan) -> int:
-    rows: Iterable[object] = plan.prefill
-    return sum(one.stop - one.start for one in rows if isinstance(one, MediaRows))
