@@ -26,6 +26,7 @@ def test_pairs_are_taken_within_rounds() -> None:
         ([1.1, 1.2, 1.1, 1.3], Verdict.BETTER),
         ([0.9, 0.8, 0.9, 0.7], Verdict.WORSE),
         ([0.9, 1.2, 1.1, 0.8], Verdict.NO_DIFFERENCE),
+        ([1.3, 1.2, 1.1, 0.8], Verdict.NO_DIFFERENCE),
         ([1.1, 1.2, 1.3], Verdict.TOO_FEW),
     ],
 )
