@@ -98,7 +98,7 @@ def _llama_server(setup: Setup, variant: str, port: int, folder: Path) -> Launch
     )
     told = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=False)
     built = " ".join((told.stdout + told.stderr).split())
-    return Launch(_named("llama-server", variant), command, f"llama-server {built}")
+    return Launch(_named("llama-server", variant), command, built)
 
 
 def _llama_variant(setup: Setup, variant: str) -> tuple[str, ...]:
