@@ -23,8 +23,9 @@ _keys = st.one_of(st.just(""), st.text("0123456789abcdef", min_size=32, max_size
 def headers(draw: st.DrawFn) -> SegmentHeader:
     """Any header that can be."""
     content = draw(st.lists(st.one_of(_texts, _media), min_size=1, max_size=5))
-    start = PromptBoundary(draw(st.integers(0, 2**40)), draw(st.integers(0, 2**31)))
-    tokens = sum(segment.logical_tokens for segment in content)
+    before = draw(st.integers(0, 2**40))
+    start = PromptBoundary(before, draw(st.integers(0, 2**31)), draw(st.integers(0, before)))
+    tokens = sum(segment.tokens.size for segment in content)
     return header_of(
         content,
         start,

@@ -26,16 +26,14 @@ def header_of(
 ) -> SegmentHeader:
     """A header with its right key, of which the draft has the first `draft_tokens`."""
     content = tuple(content)
-    tokens = sum(segment.logical_tokens for segment in content)
-    positions = sum(segment.native_positions for segment in content)
     return SegmentHeader(
         key=segment_key(model_key, scope, parent, start, content),
         parent=parent,
         scope=scope,
         start=start,
-        stop=PromptBoundary(start.logical_tokens + tokens, start.native_position + positions),
+        stop=start.behind(content),
         content=content,
-        draft_stop=start.logical_tokens + draft_tokens,
+        draft_stop=start.text_tokens + draft_tokens,
         whole_from=whole_from,
     )
 

@@ -49,10 +49,10 @@ def test_what_goes_on_from_a_missing_segment_is_stranded_with_all_behind_it() ->
 def test_a_child_that_starts_where_its_parent_cannot_be_cut_is_stranded() -> None:
     image = header_of([PromptSegment.text([1, 2]), PromptSegment.media("image", 576, 1)])
     text = [PromptSegment.text([3])]
-    right = [header_of(text, start, parent=image.key) for start in (PromptBoundary(1, 1), PromptBoundary(578, 3))]
+    right = [header_of(text, start, parent=image.key) for start in (PromptBoundary(1, 1), PromptBoundary(578, 3, 576))]
     wrong = [
         header_of(text, start, parent=image.key)
-        for start in (PromptBoundary(579, 4), PromptBoundary(100, 3), PromptBoundary(578, 4), PromptBoundary(0, 3))
+        for start in (PromptBoundary(579, 4), PromptBoundary(100, 3), PromptBoundary(578, 3), PromptBoundary(0, 3))
     ]
     foreign = header_of(text, image.stop, parent=image.key, scope="ab" * 16)
     unrooted = header_of(text, PromptBoundary(5, 5))

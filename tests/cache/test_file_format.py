@@ -31,7 +31,7 @@ HEADER = header_of(
     [PromptSegment.text(range(100)), PromptSegment.media("image-a", 576, 1), PromptSegment.text([7])],
     PromptBoundary(512, 512),
     parent="ab" * 16,
-    draft_tokens=600,
+    draft_tokens=90,
     whole_from=3,
 )
 STATE = state_of(HEADER, 200)
@@ -77,7 +77,7 @@ def test_the_file_is_laid_out_as_documented() -> None:
     assert lying() == FILE
     assert FILE[:12] == b"FORERUN\n\x01\0\0\0"
     assert FILE[-32:] == hashlib.sha256(FILE[:-32]).digest()
-    assert FILE[32:].startswith(b'{"content":[["text",100],["media","image-a",576,1],["text",1]],"draft_stop":1112,')
+    assert FILE[32:].startswith(b'{"content":[["text",100],["media","image-a",576,1],["text",1]],"draft_stop":602,')
 
 
 @given(st.data())
@@ -132,15 +132,19 @@ def test_a_header_that_lies_in_one_field_is_refused_or_says_what_was_meant(field
 @pytest.mark.parametrize(
     "fields",
     [
-        {"draft_stop": 1112.0},
+        {"draft_stop": 602.0},
         {"draft_stop": True},
         {"draft_stop": 511},
-        {"draft_stop": 1190},
+        {"draft_stop": 614},
         {"whole_from": -1},
         {"whole_from": 2**53},
         {"whole_from": 10**4000},
-        {"stop": [1189, 615]},
-        {"start": [0, 0], "stop": [677, 102], "draft_stop": 600},
+        {"stop": [1189, 615, 576]},
+        {"stop": [1189, 614]},
+        {"stop": [1189, 614, 577]},
+        {"start": [512, 512, 513], "stop": [1189, 614, 1089]},
+        {"start": [512, 512, 0]},
+        {"start": [0, 0], "stop": [677, 102, 576], "draft_stop": 90},
         {"parent": "AB" * 16},
         {"parent": "../../../../../../etc/passwd"},
         {"scope": "ab" * 16},

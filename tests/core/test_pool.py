@@ -58,7 +58,7 @@ def test_the_example_of_the_domain_holds() -> None:
     assert again.id == sequence.id
     assert again.reused == shared == PromptBoundary(578, 3)
     assert again.checkpoint == reusable.checkpoints[0]
-    assert pool.take_operations() == (TruncateSequence(sequence.id, SpeculativePosition(target=3, draft=578)),)
+    assert pool.take_operations() == (TruncateSequence(sequence.id, SpeculativePosition(target=3, draft=2)),)
     pool.check_integrity()
 
 

@@ -98,4 +98,5 @@ def _goes_on(child: SegmentHeader, parent: SegmentHeader) -> bool:
         child.scope == parent.scope
         and start is not None
         and parent.start.native_position + start.native_position == child.start.native_position
+        and parent.start.media_tokens + start.media_tokens == child.start.media_tokens
     )

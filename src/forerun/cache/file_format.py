@@ -15,8 +15,10 @@
 
 Numbers are little-endian. The header of 700 tokens of text around an image, which go on from another segment:
 
-    {"content":[["text",600],["media","image-a",576,1],["text",100]],"draft_stop":1788,"key":"5f0c...","model":"9ab2...",
-     "parent":"d41d...","scope":"","start":[512,512],"state":"speculative","stop":[1788,1213],"whole_from":0}
+    {"content":[["text",600],["media","image-a",576,1],["text",100]],"draft_stop":1212,"key":"5f0c...","model":"9ab2...",
+     "parent":"d41d...","scope":"","start":[512,512],"state":"speculative","stop":[1788,1213,576],"whole_from":0}
+
+Boundaries are logical tokens, native position and, where there are any, tokens of media.
 
 `key` is `core.segment.segment_key` of the rest: a file under another's name, of another model or with other tokens is
 found out by its head alone.
@@ -128,12 +130,18 @@ def _header_text(model_key: str, header: SegmentHeader, *, is_speculative: bool)
         "model": model_key,
         "parent": header.parent,
         "scope": header.scope,
-        "start": [header.start.logical_tokens, header.start.native_position],
+        "start": _coordinates(header.start),
         "state": "speculative" if is_speculative else "target",
-        "stop": [header.stop.logical_tokens, header.stop.native_position],
+        "stop": _coordinates(header.stop),
         "whole_from": header.whole_from,
     }
     return _ENCODER.encode(fields).encode()
+
+
+def _coordinates(boundary: PromptBoundary) -> list[int]:
+    """Two numbers where all before it is text."""
+    media = [boundary.media_tokens] if boundary.media_tokens else []
+    return [boundary.logical_tokens, boundary.native_position, *media]
 
 
 def _described(segment: PromptSegment) -> list[str | int]:
@@ -259,18 +267,21 @@ def _content(described: Json, tokens: bytes) -> tuple[PromptSegment, ...]:
 
 
 def _check_extent(header: SegmentHeader) -> None:
-    tokens = sum(segment.logical_tokens for segment in header.content)
-    positions = sum(segment.native_positions for segment in header.content)
-    end = PromptBoundary(header.start.logical_tokens + tokens, header.start.native_position + positions)
-    if header.stop != end or not tokens:
+    end = header.start.behind(header.content)
+    if header.stop != end or header.stop.media_tokens != end.media_tokens or not header.tokens:
         raise ValueError("the content does not reach from start to stop")
-    if not header.start.logical_tokens <= header.draft_stop <= header.stop.logical_tokens:
+    if not header.start.text_tokens <= header.draft_stop <= header.stop.text_tokens:
         raise ValueError("the draft's part ends elsewhere")
 
 
 def _boundary(value: Json) -> PromptBoundary:
-    logical_tokens, native_position = value
-    return PromptBoundary(_count(logical_tokens), _count(native_position))
+    logical_tokens, native_position, *media = map(_count, value)
+    if not media:
+        return PromptBoundary(logical_tokens, native_position)
+    (media_tokens,) = media
+    if not 0 < media_tokens <= logical_tokens:
+        raise ValueError("no count of media")
+    return PromptBoundary(logical_tokens, native_position, media_tokens)
 
 
 def _count(value: Json) -> int:

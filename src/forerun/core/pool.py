@@ -173,7 +173,7 @@ class SequencePool:
     def _fork(self, match: PrefixMatch) -> Sequence:
         source, boundary, target = match.source_id, match.resident, heapq.heappop(self._free)
         self.target_cells.fork(source, target, boundary.logical_tokens)
-        draft = self._draft_kept(source, boundary.logical_tokens)
+        draft = self._draft_kept(source, boundary.text_tokens)
         self.draft_cells.fork(source, target, draft)
         self.held_from[target] = self.held_from.get(source, 0)
         self._operations.append(ForkSequence(source, target, self._position(boundary, draft)))
@@ -258,7 +258,7 @@ class SequencePool:
         return self.memory.can_cut(boundary.native_position, held=end, held_from=self.held_from.get(owner, 0))
 
     def _draft_kept(self, owner: int, tokens: int) -> int:
-        """How much of an owner's draft memory is left by a cut at `tokens`."""
+        """How much of an owner's draft memory is left by a cut at `tokens` of text."""
         held = self.draft_cells.held(owner)
         return held if held <= tokens else tokens if self.draft_memory.is_dense else 0
 
@@ -512,7 +512,7 @@ class SequencePool:
 
     def _truncate(self, sequence_id: int, boundary: PromptBoundary) -> None:
         tokens = boundary.logical_tokens
-        draft = self._draft_kept(sequence_id, tokens)
+        draft = self._draft_kept(sequence_id, boundary.text_tokens)
         if self.target_cells.held(sequence_id) > tokens or self.draft_cells.held(sequence_id) > draft:
             self._operations.append(TruncateSequence(sequence_id, self._position(boundary, draft)))
         self.target_cells.truncate(sequence_id, tokens)
@@ -520,8 +520,7 @@ class SequencePool:
 
     def _position(self, boundary: PromptBoundary, draft: int) -> SpeculativePosition:
         """Where both memories are cut; a dense draft memory that holds less is left as it is."""
-        position = boundary.speculative_position()
-        assert position is not None, "a prompt in memory has int32 positions"
+        position = boundary.text_position()
         return position if self.draft_memory.is_dense else SpeculativePosition(position.target, draft)
 
     def _touch(self, sequence_id: int) -> None:
@@ -573,7 +572,7 @@ class SequencePool:
         assert self._to_store.keys() <= self._idle.keys()
         for sequence_id, prefix in self._idle.items():
             assert self.target_cells.held(sequence_id) == prefix.layout.logical_tokens
-            assert self.draft_cells.held(sequence_id) <= prefix.layout.logical_tokens
+            assert self.draft_cells.held(sequence_id) <= prefix.layout.end.text_tokens
             assert self._tree.end_of(sequence_id) == prefix.layout.end
         self.target_cells.check_integrity()
         self.draft_cells.check_integrity()

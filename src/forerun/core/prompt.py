@@ -6,13 +6,14 @@ tokens it embeds to, and the native positions it takes (fewer under M-RoPE); it 
     segments   [ text 2 | image 576 tokens, 1 position | text 2 ]
     logical    0  1     2                           578  579  580
     native     0  1     2                             3    4    5
+    text       0  1     2                             2    3    4      what a draft model sees
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Protocol, Self, TypeAlias
 
@@ -36,14 +37,16 @@ class SpeculativePosition:
 
 @dataclass(frozen=True, slots=True)
 class PromptBoundary:
-    """One point of a prompt in two coordinates.
+    """One point of a prompt.
 
-    `logical_tokens` counts tokens before it, media spans counting what they embed to; `native_position` is the next
-    position in the target's KV memory.
+    `logical_tokens` counts tokens before it, media spans counting what they embed to (`media_tokens` of them);
+    `native_position` is the next position in the target's KV memory.
     """
 
     logical_tokens: int
     native_position: int
+    media_tokens: int = field(default=0, compare=False)
+    """Follows from the prompt: boundaries with equal coordinates are equal."""
 
     START: ClassVar[PromptBoundary]
 
@@ -53,10 +56,29 @@ class PromptBoundary:
 
     def advance(self, tokens: int) -> PromptBoundary:
         """The boundary `tokens` text tokens further on, in both coordinates."""
-        return PromptBoundary(self.logical_tokens + tokens, self.native_position + tokens)
+        return PromptBoundary(self.logical_tokens + tokens, self.native_position + tokens, self.media_tokens)
+
+    def behind(self, segments: Iterable[PromptSegment]) -> PromptBoundary:
+        """The boundary behind some segments that go on here."""
+        logical, native, media = self.logical_tokens, self.native_position, self.media_tokens
+        for segment in segments:
+            logical += segment.logical_tokens
+            native += segment.native_positions
+            media += segment.logical_tokens * segment.is_media
+        return PromptBoundary(logical, native, media)
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of text before it."""
+        return self.logical_tokens - self.media_tokens
+
+    def text_position(self) -> SpeculativePosition:
+        """Where they are cut if the draft reads the text alone."""
+        return SpeculativePosition(target=self.native_position, draft=self.text_tokens)
 
     def speculative_position(self) -> SpeculativePosition | None:
-        """Where target and draft memories are cut here, or None where a coordinate leaves int32."""
+        """Where target and draft memories are cut here if the draft reads media too, or None where a coordinate leaves
+        int32."""
         if self.logical_tokens > INT32_MAX or self.native_position > INT32_MAX:
             return None
         return SpeculativePosition(target=self.native_position, draft=self.logical_tokens)
@@ -184,7 +206,7 @@ class PromptSegment:
 class PromptLayout:
     """A whole prompt: normalised segments (neighbouring text joined, empty text dropped). Immutable."""
 
-    __slots__ = ("_logical_starts", "_native_starts", "end", "media", "segments")
+    __slots__ = ("_logical_starts", "_starts", "end", "media", "segments")
 
     segments: tuple[PromptSegment, ...]
     end: PromptBoundary
@@ -195,15 +217,12 @@ class PromptLayout:
         """What media spans are spans of, by identity, where the prompt brings it along. No part of what it is: layouts
         made of this one, and those that travelled, have none."""
         self.segments = tuple(_normalised(segments))
-        self._logical_starts: list[int] = []
-        self._native_starts: list[int] = []
-        logical = native = 0
+        self._starts: list[PromptBoundary] = []
+        self.end = PromptBoundary.START
         for segment in self.segments:
-            self._logical_starts.append(logical)
-            self._native_starts.append(native)
-            logical += segment.logical_tokens
-            native += segment.native_positions
-        self.end = PromptBoundary(logical, native)
+            self._starts.append(self.end)
+            self.end = self.end.behind([segment])
+        self._logical_starts = [start.logical_tokens for start in self._starts]
 
     @classmethod
     def of_text(cls, tokens: Iterable[int] | Tokens) -> Self:
@@ -239,24 +258,17 @@ class PromptLayout:
         if not 0 <= logical < self.end.logical_tokens:
             return None
         index = self._index_at(logical)
-        start = self._start_of(index)
+        start = self._starts[index]
         inside = logical - start.logical_tokens
         segment = self.segments[index]
-        if not segment.is_media or inside == 0:
-            return start.advance(inside)
-        return PromptBoundary(
-            start.logical_tokens + segment.logical_tokens, start.native_position + segment.native_positions
-        )
+        return start.behind([segment]) if segment.is_media and inside else start.advance(inside)
 
     def boundary_at_or_before(self, logical: int) -> PromptBoundary | None:
         """The last legal boundary at or before an index: inside a media span, its start. None outside the prompt."""
         boundary = self.boundary_at(logical)
         if boundary is not None or not 0 <= logical <= self.end.logical_tokens:
             return boundary
-        return self._start_of(self._index_at(logical))
-
-    def _start_of(self, index: int) -> PromptBoundary:
-        return PromptBoundary(self._logical_starts[index], self._native_starts[index])
+        return self._starts[self._index_at(logical)]
 
     def text_tokens_at(self, logical: int) -> Tokens:
         """Text token ids from a logical index to the end of its text run; empty at media and at the end."""
@@ -285,10 +297,7 @@ class PromptLayout:
             if mine.media_span != theirs.media_span:
                 return shared
             if mine.media_span is not None:
-                shared = PromptBoundary(
-                    shared.logical_tokens + mine.logical_tokens,
-                    shared.native_position + mine.native_positions,
-                )
+                shared = shared.behind([mine])
                 continue
             length = shared_length(mine.tokens, theirs.tokens)
             shared = shared.advance(length)

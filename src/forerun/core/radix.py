@@ -42,7 +42,7 @@ class _Node(Generic[R]):
         self.children: dict[_Key, _Node[R]] = {}
         self.owners = set(owners)
         self.runs = dict.fromkeys(runs)  # in order: equal trees are looked through alike
-        self.end: PromptBoundary = _after(parent.end if parent else PromptBoundary.START, segment)
+        self.end: PromptBoundary = (parent.end if parent else PromptBoundary.START).behind([segment])
 
 
 class Match(NamedTuple, Generic[R]):
@@ -53,12 +53,6 @@ class Match(NamedTuple, Generic[R]):
     owners: Set[int]
     runs: Set[R]
     """Those that cover the last of them."""
-
-
-def _after(start: PromptBoundary, segment: PromptSegment) -> PromptBoundary:
-    return PromptBoundary(
-        start.logical_tokens + segment.logical_tokens, start.native_position + segment.native_positions
-    )
 
 
 def _key(segment: PromptSegment) -> _Key:
@@ -118,7 +112,7 @@ class PrefixTree(Generic[R]):
         )
         if grows_in_place:
             leaf.segment = _joined(leaf.segment, segment)
-            leaf.end = _after(leaf.end, segment)
+            leaf.end = leaf.end.behind([segment])
         else:
             self._own(leaf, [segment], owner)
 
@@ -323,5 +317,5 @@ def _check_node(node: _Node[R]) -> None:
             assert _key(child.segment) == key
             assert child.owners or child.runs, "a node that nobody needs"
             assert child.owners <= current.owners
-            assert child.end == _after(current.end, child.segment)
+            assert child.end == current.end.behind([child.segment])
             pending.append(child)

@@ -88,6 +88,7 @@ class RequestState:
         "steps",
         "suspicion",
         "text",
+        "text_history",
         "told_progress",
         "waits_for",
         "was_cut_short",
@@ -109,15 +110,16 @@ class RequestState:
         constraint = request.constraint and GuardedConstraint(request.constraint, vocabulary.size)
         self.sampling = SamplingContext(params, request.seed, vocabulary.end_tokens, self.history, constraint)
         self.text = TextStream(params.stop)
+        self.has_media = any(segment.is_media for segment in prompt.segments)
+        self.text_history = TokenHistory(PromptLayout.of_text(prompt.text_tokens)) if self.has_media else self.history
+        """What a draft model sees of it: the text alone, one token after the other."""
         # The last output token is never put into memory, hence one more than there are cells.
         room = n_ctx + 1 - prompt.logical_tokens
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        self.has_media = any(segment.is_media for segment in prompt.segments)
         self.position_offset = prompt.logical_tokens - prompt.native_positions
         self.sequence: Sequence | None = None
-        self.computed = 0
-        self.media_done = 0
-        """Rows of the media span at `computed` that are in memory too; it counts as computed once it is whole."""
+        self.computed = self.media_done = 0
+        """Known tokens in memory; rows of the media span behind them that are there too: it counts once it is whole."""
         self.promised = 0
         """Logical tokens of this request that the pool's lookup knows about."""
         self.waits_for: tuple[Sequence, int] | None = None
@@ -150,9 +152,7 @@ class RequestState:
         self.cached_ms = 0.0
         self.has_counted_cache = False
         self.drafting = RequestDrafting(request.forced)
-        self.drafted = self.accepted = 0
-        self.steps = self.draft_steps = 0
-        self.told_progress = 0
+        self.drafted = self.accepted = self.steps = self.draft_steps = self.told_progress = 0
         self.is_synthetic = is_synthetic
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
@@ -185,6 +185,16 @@ class RequestState:
         boundary = self.request.prompt.boundary_at(logical)
         assert boundary is not None
         return boundary.native_position
+
+    @property
+    def text_computed(self) -> int:
+        """How many tokens of its text are in the target's memory."""
+        if not self.has_media:
+            return self.computed
+        prompt = self.request.prompt
+        inside = prompt.boundary_at(min(self.computed, prompt.logical_tokens))
+        assert inside is not None
+        return self.computed - inside.media_tokens
 
     def next_media(self) -> PromptSegment | None:
         """The media span to evaluate next, or None where text comes next."""
@@ -258,6 +268,8 @@ class RequestState:
             count += 1
             error = self._cut_short(token)
             self.history.append(token)
+            if self.has_media:
+                self.text_history.append(token)
             finish = self._show(token, vocabulary, shown)
             if finish is not None:
                 break

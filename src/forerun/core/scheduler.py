@@ -650,7 +650,7 @@ class Scheduler:
             assert sequence_of(state).id == sequence_id
             assert state.computed + state.media_done == self.pool.target_cells.held(sequence_id)
             assert state.remaining >= 1, f"{state!r} has nothing left to compute"
-            assert self.pool.draft_cells.held(sequence_id) <= state.history.size
+            assert self.pool.draft_cells.held(sequence_id) <= state.text_history.size
         assert all(state.is_paused for state in self._paused.values())
         for state in self._admission:
             assert state.sequence is None

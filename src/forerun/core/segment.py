@@ -41,7 +41,7 @@ class SegmentHeader:
     content: tuple[PromptSegment, ...]
     """What lies between start and stop."""
     draft_stop: int
-    """The draft's part ends before this logical token; `start.logical_tokens` where there is none."""
+    """The draft's part ends before this token of text; `start.text_tokens` where there is none."""
     whole_from: int = 0
     """First native position from which a sliding window's cells are all there; 0 without a window."""
 

@@ -33,7 +33,7 @@ from forerun.core.synthetic import SyntheticAcceptance
 
 _CATCH_UP = 16
 """The draft may be this many tokens behind (the pending token included) and still draft at once."""
-_GREEDY, _MATCHED, _BY_REJECTION = range(3)
+_GREEDY, _MATCHED, _BY_REJECTION, _BEHIND_MEDIA = range(4)
 """Grades of the draft model's proposals: they are accepted at different rates."""
 _BETTER = 0.05
 """Rejection sampling accepts at least as much of the same drafts: matching must seem so much better to be used."""
@@ -336,23 +336,28 @@ class DraftPlanner:
     def _model_request(self, state: RequestState, limit: int) -> DraftRequest | None:
         if not self._drafts_with_model(state):
             return None
-        held, known = self._pool.draft_cells.held(_id(state)), state.history.size
+        held, known = self._pool.draft_cells.held(_id(state)), state.text_history.size
         limit = min(limit, self._config.draft_n_ctx - known + 1)
         if limit < 1 or (self._costs is None and known - held > _CATCH_UP):
             return None
         grade = state.drafting.model_grade = self._model_grade(state)
         return DraftRequest(
             _id(state),
-            state.history.tokens,
+            state.text_history.tokens,
             held,
             limit,
             state.request,
             state.sampling,
-            wants_distributions=grade == _BY_REJECTION,
+            wants_distributions=grade in (_BY_REJECTION, _BY_REJECTION + _BEHIND_MEDIA),
         )
 
     def _model_grade(self, state: RequestState) -> int:
-        """How the next proposals of the draft model are to be chosen and verified."""
+        """How the next proposals of the draft model are to be chosen and verified. Behind media, which it has not seen,
+        it is right less often, and what it is there is learned apart."""
+        base = _BEHIND_MEDIA if state.has_media else 0
+        return base + self._way(state, base)
+
+    def _way(self, state: RequestState, base: int) -> int:
         params, method = state.request.params, self._config.verification
         if params.is_greedy:
             return _GREEDY
@@ -362,17 +367,18 @@ class DraftPlanner:
             return _BY_REJECTION
         # One request's own record is too short to tell ways apart that differ by a few in a hundred.
         rejection, matched = (
-            self._records.record(state.request.tenant, MODEL_DRAFTER, grade).first_rate()
+            self._records.record(state.request.tenant, MODEL_DRAFTER, base + grade).first_rate()
             for grade in (_BY_REJECTION, _MATCHED)
         )
         by_rejection = rejection + _BETTER >= matched
         return _BY_REJECTION if by_rejection != (state.history.size % _TRY_OTHER == 0) else _MATCHED
 
     def _drafts_with_model(self, state: RequestState) -> bool:
-        """Media prompts draft by lookup only: the draft model has not seen the media."""
+        """An MTP head reads the target's hidden states, row by row, and cannot leave media out; a model can."""
         is_off = state.drafting.is_off or state.drafting.is_model_off or state.is_suspect
         may_draft = state.request.params.draft_limit > 0 and not is_off
-        return may_draft and self._config.draft_n_ctx > 0 and not state.has_media
+        can_skip = not state.has_media or self._config.draft_name == MODEL_DRAFTER
+        return may_draft and self._config.draft_n_ctx > 0 and can_skip
 
     def model_ms(self, drafts: Drafts) -> float:
         """What the draft model is expected to take for a step's drafts; 0 where that is not known."""
@@ -406,11 +412,11 @@ class DraftPlanner:
         patience = min([room_ms, *(self._allowance(state) for state in states if self._only_waits(state, worth))])
         for state in worth:
             held = self._pool.draft_cells.held(_id(state))
-            rows = self._bearable(min(state.computed - held, budget - planned), planned, patience)
+            rows = self._bearable(min(state.text_computed - held, budget - planned), planned, patience)
             if rows < 1 or not self._pool.make_draft_room(drafted + planned + rows):
                 continue
             planned += rows
-            fills.append(DraftFill(_id(state), state.history.slice(held, held + rows), held))
+            fills.append(DraftFill(_id(state), state.text_history.slice(held, held + rows), held))
         return fills
 
     def _only_waits(self, state: RequestState, worth: Sequence[RequestState]) -> bool:
@@ -445,15 +451,15 @@ class DraftPlanner:
         return worth
 
     def _is_far_behind(self, state: RequestState) -> bool:
-        if not self._drafts_with_model(state) or state.history.size >= self._config.draft_n_ctx:
+        if not self._drafts_with_model(state) or state.text_history.size >= self._config.draft_n_ctx:
             return False
-        missing = state.computed - self._pool.draft_cells.held(_id(state))
+        missing = state.text_computed - self._pool.draft_cells.held(_id(state))
         return missing >= _CATCH_UP and state.history.size >= state.drafting.look_again_at
 
     def _earns_back(self, state: RequestState, saving: float) -> bool:
         if self._costs is None or self._costs.draft is None:
             return True
-        missing = state.history.size - self._pool.draft_cells.held(_id(state))
+        missing = state.text_history.size - self._pool.draft_cells.held(_id(state))
         return saving * min(state.output_left, _HORIZON) > self._costs.draft.predict(missing, logits=0)
 
     def origins(self, row: DecodeRow, drafted: int) -> Origins:

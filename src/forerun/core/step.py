@@ -199,9 +199,9 @@ class DraftFill:
 class DraftRequest:
     """Ask for up to `limit` tokens that may follow `tokens`.
 
-    `tokens` is all text known of the sequence, the pending token last (ids below 0 stand for media). `held` is how many
-    of them a draft model's memory already holds: it evaluates tokens[held:] and then its own proposals. `request` is
-    whose text it is (its id, tenant, parameters).
+    `tokens` is all that is known of the sequence, the pending token last; ids below 0 stand for media, which a request
+    to a draft model leaves out. `held` is how many of them a draft model's memory already holds: it evaluates
+    tokens[held:] and then its own proposals. `request` is whose text it is (its id, tenant, parameters).
     """
 
     sequence_id: int

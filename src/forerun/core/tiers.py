@@ -212,7 +212,7 @@ class PrefixTiers:
                 start=start,
                 stop=stop,
                 content=content,
-                draft_stop=min(max(draft_held, start.logical_tokens), stop.logical_tokens),
+                draft_stop=min(max(draft_held, start.text_tokens), stop.text_tokens),
                 whole_from=held_from,
             )
             segment = self._store(sequence_id, header, parent)
@@ -249,7 +249,7 @@ class PrefixTiers:
         known = self._segments.get(header.key)
         if known is not None and known.is_kept:  # its window is not whole; neither is this one's
             return known if known.host is not None else None
-        nbytes = self._sizes.predict(header.tokens, header.draft_stop - header.start.logical_tokens)
+        nbytes = self._sizes.predict(header.tokens, header.draft_stop - header.start.text_tokens)
         if not self._make_host_room(nbytes):
             return None
         segment = self._segments.get(header.key)  # a lost one may have been forgotten meanwhile
@@ -292,14 +292,14 @@ class PrefixTiers:
             if part.stop.logical_tokens <= held.logical_tokens:
                 continue
             start = part.start if part.start.logical_tokens >= held.logical_tokens else held
-            drafted = min(part.segment.header.draft_stop, part.stop.logical_tokens)
-            draft_stop = drafted if draft_held == start.logical_tokens < drafted else start.logical_tokens
-            draft_held = draft_stop if draft_stop > start.logical_tokens else draft_held
+            drafted = min(part.segment.header.draft_stop, part.stop.text_tokens)
+            draft_stop = drafted if draft_held == start.text_tokens < drafted else start.text_tokens
+            draft_held = draft_stop if draft_stop > start.text_tokens else draft_held
             self._emit(
                 RestoreSegment(
                     sequence_id,
                     part.segment.header.key,
-                    SpeculativePosition(start.native_position, start.logical_tokens),
+                    start.text_position(),
                     SpeculativePosition(part.stop.native_position, draft_stop),
                 )
             )

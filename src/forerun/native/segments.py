@@ -95,7 +95,7 @@ class Segments:
         if not self._target.holds(sequence_id, run):
             end = self._target.end(sequence_id)
             raise NativeStepError(FailureKind.FAILED, f"a run {run} is not in the {end} positions it holds")
-        draft_run = (header.start.logical_tokens, header.draft_stop)
+        draft_run = (header.start.text_tokens, header.draft_stop)
         if self._draft is None or not self._draft.holds(sequence_id, draft_run):
             draft_run = (draft_run[0], draft_run[0])
         buffer, whole_from = self._packed(sequence_id, run, draft_run)

@@ -110,7 +110,7 @@ class SimulatedRunner:
                 draft.append(sequence_id, max(0, stop.draft - start.draft))
 
     def _size(self, header: SegmentHeader) -> int:
-        return self.machine.sizes.predict(header.tokens, max(0, header.draft_stop - header.start.logical_tokens))
+        return self.machine.sizes.predict(header.tokens, max(0, header.draft_stop - header.start.text_tokens))
 
     def _bytes_of(self, restored: RestoreSegment) -> int:
         tokens, draft_tokens = (stop - start for start, stop in _both(restored))

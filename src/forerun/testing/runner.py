@@ -189,7 +189,7 @@ class FakeRunner:
         target = self.memory.export(sequence_id, header.start.native_position, header.stop.native_position)
         if self.drafter is None:
             return PromptCheckpointState.target(packed(target))
-        start = header.start.logical_tokens
+        start = header.start.text_tokens
         has_draft = header.draft_stop > start
         draft = self.drafter.memory.export(sequence_id, start, header.draft_stop) if has_draft else target[:0]
         return PromptCheckpointState.speculative(packed(target, draft))
