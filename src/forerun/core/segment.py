@@ -69,10 +69,12 @@ def segment_key(
 ) -> str:
     """SHA-256 over everything KV depends on, the first 32 hexadecimal digits.
 
-    `model_key` covers what the engine was loaded with: model and draft, KV types, rope settings, build.
+    `model_key` covers what the engine was loaded with: model and draft, KV types, rope settings, build. Where media lie
+    before it, how many tokens of them do is a part of where it starts: the draft's positions follow from that.
     """
     digest = hashlib.sha256()
-    for text in (model_key, scope, parent, f"{start.logical_tokens},{start.native_position}"):
+    at = f"{start.logical_tokens},{start.native_position}" + (f",{start.media_tokens}" if start.media_tokens else "")
+    for text in (model_key, scope, parent, at):
         digest.update(text.encode() + b"\0")
     for segment in content:
         if segment.media_span is None:
