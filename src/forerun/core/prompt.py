@@ -45,8 +45,8 @@ class PromptBoundary:
 
     logical_tokens: int
     native_position: int
-    media_tokens: int = field(default=0, compare=False)
-    """Follows from the prompt: boundaries with equal coordinates are equal."""
+    media_tokens: int = field(default=0, compare=False, repr=False)
+    """Follows from the prompt: boundaries with equal coordinates are equal, and shown by these."""
 
     START: ClassVar[PromptBoundary]
 
