@@ -1,7 +1,8 @@
 """What `forerun check` says a model takes, against what the process that runs it has in memory.
 
-FORERUN_TARGET and FORERUN_DRAFT name the models, as everywhere. The engine gets what it chooses itself, but for the
-budget of cached prefixes, which is small enough to be full.
+FORERUN_TARGET and FORERUN_DRAFT name the models, as everywhere. The engine gets what it chooses itself, but for a context
+that a prompt fills in a minute (without flash attention, buffers are in memory as far as cells are used), and the budget
+of cached prefixes, which is small enough to be full.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from forerun.engine_config import EngineConfig
 
 _MIB = 2**20
 _CACHE = 16 * _MIB
+_N_CTX = 4096
 _PROMPTS, _TOKENS = 3, 300
 """Together more rows than a step has, and more KV than cached prefixes may take."""
 
@@ -29,6 +31,7 @@ def run() -> Figures:
     options: dict[str, Any] = {
         "model": use.target,
         "draft": use.draft,
+        "n_ctx": _N_CTX,
         "n_threads": 2,
         "cache_ram": _CACHE,
         "target_itl_ms": "auto",  # as in `forerun serve`: costs are measured when the engine is loaded
@@ -38,8 +41,10 @@ def run() -> Figures:
     found.require_usable()
     limits, told = found.usable_limits, found.resident + _CACHE
     with EngineProcess(options) as process:
+        params = SamplingParams(max_tokens=use.tokens, ignore_eos=True)
         drawn = np.random.default_rng(0).integers(1000, 30_000, (_PROMPTS, _TOKENS)).astype(np.int32)
-        process.answers(list(drawn), SamplingParams(max_tokens=use.tokens, ignore_eos=True))
+        process.answers(list(drawn), params)
+        process.answer(np.resize(drawn, limits.n_ctx - use.tokens - 1), params)
         held = resident(process.pid)
     surveys = [candidate.survey for candidate in found.candidates]
     return {
