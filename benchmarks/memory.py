@@ -1,8 +1,8 @@
 """What `forerun check` says a model takes, against what the process that runs it has in memory.
 
-FORERUN_TARGET and FORERUN_DRAFT name the models, as everywhere. The engine gets what it chooses itself, but for a context
-that a prompt fills in a minute (without flash attention, buffers are in memory as far as cells are used), and the budget
-of cached prefixes, which is small enough to be full.
+FORERUN_TARGET and FORERUN_DRAFT name the models, as everywhere. The engine gets what it chooses itself, but for a
+context that a prompt fills in a minute (without flash attention buffers are in memory as far as cells are used), and
+the budget of cached prefixes, which is small enough to be full.
 """
 
 from __future__ import annotations
