@@ -12,6 +12,8 @@ from forerun.testing.served import served_parts
 from tests.server.support import HELLO_BODY, served
 
 TOKENS = 1500
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+"""Answers that are drawn have a control token now and then, which has no text."""
 
 
 class SlowClient:
@@ -46,7 +48,7 @@ def scope() -> dict[str, Any]:
 def test_a_stream_that_its_client_does_not_read_is_paused_and_goes_on_when_it_is_read() -> None:
     async def main() -> None:
         async with served(served_parts(max_num_seqs=1)) as server:
-            slow = SlowClient({**HELLO_BODY, "stream": True, "max_tokens": TOKENS, "ignore_eos": True}, most=10)
+            slow = SlowClient({**HELLO_BODY, **GREEDY, "stream": True, "max_tokens": TOKENS}, most=10)
             streaming = asyncio.create_task(server.app(scope(), slow.receive, slow.send))
             while (await server.engine.stats()).paused == 0:
                 await asyncio.sleep(0)
