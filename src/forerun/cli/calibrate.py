@@ -59,8 +59,8 @@ def cost_table(title: str, curve: CostCurve) -> Table:
 
 
 def _caption(curve: CostCurve) -> str:
-    """Where it was measured, and what further cells cost."""
-    measured = f"behind {curve.cells} cells"
+    """Where it was measured, and what logits and further cells cost."""
+    measured = f"behind {curve.cells} cells, with logits of all rows, {curve.logit_ms:.2f} ms each"
     if not curve.ms_per_kilocell:
         return f"{measured}; what more of them cost was not measured"
     more = zip(curve.rows, curve.ms_per_kilocell, strict=True)
