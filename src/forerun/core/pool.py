@@ -467,16 +467,19 @@ class SequencePool:
             self._evict(owner)
         return len(idle) + (self.tiers.clear(scope) if self.tiers else 0)
 
-    def charge(self, ms_a_cell: float) -> None:
-        """A step that others waited for walked over every idle cell.
+    def charge(self, ms_a_cell: float, *, is_waited_for: bool) -> None:
+        """A step is about to walk over every idle cell.
 
-        A prefix that has cost others as much as restoring it would is dropped from memory: at worst the two together
-        cost twice as much as knowing the future would have (the ski rental problem).
+        A prefix that will have cost others as much as restoring it would is dropped from memory: at worst the two
+        together cost twice as much as knowing the future would have (the ski rental problem). What is not stored yet
+        is stored for that, unless somebody waits for the step's tokens.
         """
         if self.tiers is None or not self._idle:
             return
         self._rent += ms_a_cell
         for owner in [owner for owner in self._idle if self._due[owner] <= self._rent]:
+            if not is_waited_for:
+                self._store_rest(owner)
             if self._is_stored(self._idle[owner]):
                 self._evict(owner)
             else:

@@ -289,6 +289,7 @@ class Scheduler:
         is_waiting = is_idle and self._admission.is_fetching
         if sum(map(tokens_of, plan.prefill)) >= _LONG_STEP:
             self.in_long_step = frozenset(self._running[key].request.id for key in plan.sequence_ids())
+        self._charge_idle(plan)
         # Taken only now: a plan that was given up must not take the operations it queued with it.
         return replace(
             plan,
@@ -521,7 +522,6 @@ class Scheduler:
             self.pool.draft_cells.resize(sequence_id, held)
         sequences = result.sequences
         self._learn_costs(plan, result)
-        self._charge_idle(plan)
         decoded = [row for row in plan.decode if row.sequence_id not in result.faults]
         deltas = [self._commit_decode(row, sequences[row.sequence_id], now) for row in decoded]
         for rows in plan.prefill:
@@ -545,15 +545,21 @@ class Scheduler:
         return ended
 
     def _charge_idle(self, plan: StepPlan) -> None:
-        """Idle cells cost all that is computed, prompts too: every row's attention walks over them."""
+        """Idle cells cost all that is computed, prompts too: every row's attention walks over them.
+
+        Before the step, so that what it would pay too much for is gone by then: the cells of a long prompt's first rows
+        are behind those of the prompt before it otherwise, and llama.cpp walks over all up to the last one in use.
+        """
         rows, cells = len(plan.decode) + prompt_rows(plan), self.pool.target_cells.used
         if not rows or self.pool.tiers is None:
             return
+        is_waited_for = bool(plan.decode)
         if self.costs is None:
-            self.pool.charge(rows * _ROW_AND_CELL_MS)
+            self.pool.charge(rows * _ROW_AND_CELL_MS, is_waited_for=is_waited_for)
             return
         predict = self.costs.target.predict
-        self.pool.charge((predict(rows, cells + _KILOCELL) - predict(rows, cells)) / _KILOCELL)
+        ms = predict(rows, cells + _KILOCELL) - predict(rows, cells)
+        self.pool.charge(ms / _KILOCELL, is_waited_for=is_waited_for)
 
     def _commit_prefill(self, rows: PrefillRows | MediaRows) -> OutputDelta | None:
         state = self._running[rows.sequence_id]
