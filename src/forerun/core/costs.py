@@ -115,7 +115,7 @@ class LiveCosts:
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
         self._speed = 1.0
-        self._own = np.ones(len(curve.rows))
+        self._own = [1.0] * len(curve.rows)
 
     def predict(self, rows: int, cells: int = 0, *, logits: int | None = None) -> float:
         """Milliseconds of a decode, as the machine is now."""
@@ -123,9 +123,9 @@ class LiveCosts:
 
     def predict_all(self, rows: NDArray[np.intp], cells: int = 0, *, logits: int | None = None) -> NDArray[np.float64]:
         """The same for many row counts at once (each at least 1)."""
-        stretches = np.minimum(np.searchsorted(self.curve.rows, rows), self._own.size - 1)
-        corrected: NDArray[np.float64] = self.curve.predict_all(rows, cells, logits=logits) * self._own[stretches]
-        return corrected * self._speed
+        stretches = np.minimum(np.searchsorted(self.curve.rows, rows), len(self._own) - 1)
+        corrections: NDArray[np.float64] = np.array(self._own)[stretches] * self._speed
+        return self.curve.predict_all(rows, cells, logits=logits) * corrections
 
     def observe(self, rows: int, cells: int, ms: float, *, logits: int | None = None) -> None:
         """A decode of `rows` rows over `cells` used cells took `ms`; `logits` of them had logits (None: all)."""
@@ -134,16 +134,16 @@ class LiveCosts:
         at = self._stretch(rows)
         ratio = ms / (self.curve.predict(rows, cells, logits=logits) * self._correction(at))
         ratio = min(max(ratio, 1 / _WILD), _WILD)
-        own = float(self._own[at]) * ratio**_OWN_BLEND
-        self._own **= _KEPT
+        own = self._own[at] * ratio**_OWN_BLEND
+        self._own = [share**_KEPT for share in self._own]
         self._own[at] = own ** (1 - _MOVED)
         self._speed *= ratio**_BLEND * own**_MOVED
 
     def _stretch(self, rows: int) -> int:
-        return min(bisect_left(self.curve.rows, rows), self._own.size - 1)
+        return min(bisect_left(self.curve.rows, rows), len(self._own) - 1)
 
     def _correction(self, stretch: int) -> float:
-        return self._speed * float(self._own[stretch])
+        return self._speed * self._own[stretch]
 
     def __repr__(self) -> str:
         return f"LiveCosts(1 row {self.predict(1):.2f} ms, 8 rows {self.predict(8):.2f} ms)"

@@ -11,6 +11,7 @@ only the tokens it lets come.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,11 +130,12 @@ def _index(context: SamplingContext, block: Sequence[int]) -> int:
 
 def _likeliest(logits: NDArray[np.float32]) -> int:
     best = int(logits.argmax())
-    if logits[best] == -np.inf:
+    value = float(logits[best])
+    if math.isfinite(value):
+        return best
+    if value == -math.inf:
         raise NothingToChooseError("logit_bias: no token is left to choose from, all are banned")
-    if not np.isfinite(logits[best]):
-        raise BrokenLogitsError("the model's logits are not finite")
-    return best
+    raise BrokenLogitsError("the model's logits are not finite")
 
 
 def _likeliest_legal(logits: NDArray[np.float32], context: SamplingContext, block: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from forerun.core.adapters import AdapterSet, require_known, scope_of
 from forerun.core.admission import Admission
@@ -365,24 +366,21 @@ class Scheduler:
             priority=max(priorities, default=None),
             lowest_priority=min(priorities, default=None),
         )
-        drafts = self._plan_drafts(ready, others, self._with_copies(so_far))
-        so_far = replace(so_far, other_ms=self._drafting.model_ms(drafts))
-        fills = self._drafting.fills(states, drafts, *self._fill_bounds(so_far))
-        so_far = replace(
-            so_far,
-            rows=self._within_free_cells(drafts, len(ready)),
-            other_ms=so_far.other_ms + self._drafting.filling_ms(fills),
-        )
+        drafts = self._plan_drafts(ready, others, so_far)
+        so_far = so_far.plus(ms=self._drafting.model_ms(drafts))
+        fills = self._drafting.fills(states, drafts, partial(self._fill_bounds, so_far))
+        rows = self._within_free_cells(drafts, len(ready)) - len(ready)
+        so_far = so_far.plus(rows=rows, ms=self._drafting.filling_ms(fills))
         prefill = self._plan_prefill(others, so_far, self._turns.planner(turn))
         decode = tuple([self._decode_row(state, drafts) for state in ready])
         return StepPlan(now, (), tuple(fills), tuple(drafts.requests), decode, tuple(prefill), turn.adapters)
 
     def _with_copies(self, so_far: StepSoFar) -> StepSoFar:
         """With the time that the copies queued so far will take."""
-        if self.pool.tiers is None:
+        operations = self.pool.pending_operations
+        if self.pool.tiers is None or not operations:
             return so_far
-        copies_ms = self.pool.tiers.rates.copies_ms(self.pool.pending_operations)
-        return replace(so_far, other_ms=so_far.other_ms + copies_ms)
+        return so_far.plus(ms=self.pool.tiers.rates.copies_ms(operations))
 
     def _fill_bounds(self, so_far: StepSoFar) -> tuple[int, float]:
         """Rows and milliseconds that filling the draft's memory may take: half of what is left, beside prompts."""
@@ -417,6 +415,9 @@ class Scheduler:
 
     def _plan_drafts(self, ready: list[RequestState], others: list[RequestState], so_far: StepSoFar) -> Drafts:
         """Drafts of a step; prompts still to be computed keep one quantum, or half of the rows that are left."""
+        if not (self._drafting.is_on and ready):
+            return Drafts()
+        so_far = self._with_copies(so_far)
         spare = self.config.max_num_batched_tokens - len(ready)
         most = self._most_drafted(len(ready) + len(others))
         if not others:

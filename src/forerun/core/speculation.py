@@ -395,12 +395,12 @@ class DraftPlanner:
         return self._costs.draft.predict(rows, self._pool.draft_cells.used, logits=0)
 
     def fills(
-        self, states: Sequence[RequestState], drafts: Drafts, budget: int, room_ms: float = math.inf
+        self, states: Sequence[RequestState], drafts: Drafts, bounds: Callable[[], tuple[int, float]]
     ) -> list[DraftFill]:
         """Text for the draft model to run through, where it is too far behind to catch up while drafting.
 
-        Only where drafting with it is expected to pay, `budget` rows and `room_ms` at most. The cells that the step's
-        own drafts may take are left to them.
+        Only where drafting with it is expected to pay, within `bounds`: rows, and milliseconds. The cells that the
+        step's own drafts may take are left to them.
         """
         fills: list[DraftFill] = []
         if not (self.is_on and self._config.draft_n_ctx):
@@ -409,6 +409,9 @@ class DraftPlanner:
         drafting = {request.sequence_id for request in drafts.requests}
         candidates = [state for state in states if _id(state) not in drafting]
         worth = self._worth_filling(candidates)
+        if not worth:
+            return fills
+        budget, room_ms = bounds()
         patience = min([room_ms, *(self._allowance(state) for state in states if self._only_waits(state, worth))])
         for state in worth:
             held = self._pool.draft_cells.held(_id(state))

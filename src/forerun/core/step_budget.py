@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,12 @@ class StepSoFar:
     """The highest of those who wait; None where nobody does, or it does not matter."""
     lowest_priority: int | None = None
     """The lowest of those who wait."""
+
+    def plus(self, *, rows: int = 0, ms: float = 0.0) -> StepSoFar:
+        """With so many more draft rows, and other work that takes so long."""
+        if not rows and not ms:
+            return self
+        return replace(self, rows=self.rows + rows, other_ms=self.other_ms + ms)
 
 
 class StepBudget:

@@ -7,6 +7,7 @@ It is started by `engine.process` alone, and ends with the process that started 
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -111,6 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         outbox.put(Failed(messages.wire_error(error)))
         outbox.close()
         return 1
+    gc.freeze()  # what was loaded stays: no collection between two steps needs to look at it again
     serve(parts, connection, outbox)
     return 0
 

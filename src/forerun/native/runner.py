@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -80,25 +81,23 @@ class LlamaRunner:
             result = self._evaluate(plan)
         except NativeStepError as error:
             result = StepResult(0.0, failure=StepFailure(error.kind, str(error)))
-        if self._segments is not None:
-            result = self._with_moved(result, self._segments)
+        facts: dict[str, Any] = {} if self._segments is None else self._moved(result, self._segments)
         if self.encoder is not None:
-            result = replace(result, media_events=self.encoder.take_events())
-        return replace(result, elapsed=perf_counter() - start, held_from=self.context.held_from())
+            facts["media_events"] = self.encoder.take_events()
+        return replace(result, elapsed=perf_counter() - start, held_from=self.context.held_from(), **facts)
 
     @staticmethod
-    def _with_moved(result: StepResult, segments: Segments) -> StepResult:
-        """With what segment operations came to, also in a failed step."""
+    def _moved(result: StepResult, segments: Segments) -> dict[str, Any]:
+        """What segment operations came to, also in a failed step, as fields of its result."""
         moved = segments.moved
-        return replace(
-            result,
-            times=replace(result.times, storing=moved.storing, restoring=moved.restoring),
-            draft_held=segments.draft_held() | dict(result.draft_held),
-            stored=moved.stored,
-            stored_from=moved.stored_from,
-            unrestorable=tuple(moved.unrestorable),
-            store_events=tuple(segments.store.take_events()),
-        )
+        return {
+            "times": replace(result.times, storing=moved.storing, restoring=moved.restoring),
+            "draft_held": segments.draft_held() | dict(result.draft_held),
+            "stored": moved.stored,
+            "stored_from": moved.stored_from,
+            "unrestorable": tuple(moved.unrestorable),
+            "store_events": tuple(segments.store.take_events()),
+        }
 
     def _prepare(self, plan: StepPlan) -> None:
         """All but the evaluation. Raises NativeStepError: sequences that were to be changed hold anything then."""
