@@ -14,7 +14,7 @@ from forerun.core.memory import MemoryKind
 from forerun.core.prompt import PromptLayout, PromptSegment
 from forerun.core.request import SamplingParams
 from forerun.core.scheduler import Scheduler
-from forerun.core.step import RestoreSegment, StoreSegment
+from forerun.core.step import PrefillRows, RestoreSegment, StoreSegment
 from forerun.testing import FAKE_SIZES, FakeDrafter, FakeRunner, FakeStore, FakeVocabulary
 from tests.core.harness import Harness
 
@@ -188,6 +188,20 @@ def test_idle_prefixes_leave_the_pool_for_prompts_too() -> None:
     assert min(lengths) >= 400, "the 200 tokens of the first one have left"
     computed, _ = rows_of(to, "back", [*tokens(0, 200), 1])
     assert computed <= 2
+
+
+def test_an_idle_prefix_is_gone_before_a_long_prompt_s_first_rows_are_computed() -> None:
+    """Behind its cells they would walk over those to their end: all up to the last cell in use are walked over."""
+    to = harness()
+    ask(to, "before", tokens(1, 700))
+    to.add("long", tokens(2, 900), SamplingParams(max_tokens=4, ignore_eos=True))
+    while not (plan := to.step()[0]).prefill:
+        pass
+    assert to.scheduler.pool.idle_ids == 0
+    assert to.runner.memory.used == sum(rows.tokens.size for rows in plan.prefill if isinstance(rows, PrefillRows))
+    to.run()
+    computed, _ = rows_of(to, "again", [*tokens(1, 700), 3])
+    assert computed <= 2, "and it comes back from where it is stored"
 
 
 def test_alone_nothing_leaves_the_pool() -> None:

@@ -54,6 +54,13 @@ def dense_oracle(dense: LlamaModel) -> Iterator[GreedyOracle]:
     oracle.close()
 
 
+@pytest.fixture(scope="session")
+def flash_oracle(dense: LlamaModel) -> Iterator[GreedyOracle]:
+    oracle = GreedyOracle(dense, probes=long_probes(), flash_attention=True)
+    yield oracle
+    oracle.close()
+
+
 @pytest.fixture
 def make_context() -> Iterator[MakeContext]:
     """Makes contexts that are closed at the end of the test."""

@@ -73,10 +73,15 @@ def sixteen_prompts() -> list[Ids]:
 
 @pytest.mark.parametrize("cache", ["cache", "no cache", "cache, flash attention"])
 def test_answers_do_not_depend_on_drafts_cache_or_company(
-    drafting: dict[str, Any], cache: str, tiny_dense_path: Path, dense_oracle: GreedyOracle
+    drafting: dict[str, Any],
+    cache: str,
+    tiny_dense_path: Path,
+    dense_oracle: GreedyOracle,
+    flash_oracle: GreedyOracle,
 ) -> None:
     prompts = sixteen_prompts()
     outputs = []
+    oracle = flash_oracle if "flash" in cache else dense_oracle
     options = {**drafting, "reuse_prefixes": cache != "no cache", "flash_attention": "flash" in cache}
     with serving(tiny_dense_path, **options) as engine:
         for concurrency in (16, 4, 1):
@@ -85,7 +90,7 @@ def test_answers_do_not_depend_on_drafts_cache_or_company(
                 found = answers(engine, part, SamplingParams(max_tokens=24))
                 for prompt, output in zip(part, found, strict=True):
                     assert_length(output, prompt, 24)
-                    dense_oracle.check(prompt, output.token_ids)
+                    oracle.check(prompt, output.token_ids)
                 outputs += found
     cached = sum(usage_of(output).cached_tokens for output in outputs)
     assert (cached > 2 * sum(map(len, prompts)) - 200) if cache != "no cache" else cached == 0

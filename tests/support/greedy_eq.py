@@ -77,6 +77,7 @@ class GreedyOracle:
     """Re-evaluates answers of one model. Owns a context of `n_ctx` cells; closed before the model.
 
     `probes`: what the noise is measured on, PROBE_TEXT if nothing is given; it grows with the length of the context.
+    `flash_attention` as in the engine that answers: it rounds otherwise.
     `prepare` is given the context before anything is decoded; the noise of such a model is measured each time.
     """
 
@@ -86,9 +87,18 @@ class GreedyOracle:
         n_ctx: int = 4096,
         probes: Sequence[Tokens] = (),
         prepare: Callable[[LlamaContext], None] | None = None,
+        *,
+        flash_attention: bool = False,
     ) -> None:
         self.model = model
-        params = ContextParams(n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=512, n_seq_max=2, n_threads=1, n_threads_batch=1)
+        params = ContextParams(
+            n_ctx=n_ctx,
+            n_batch=n_ctx,
+            n_seq_max=2,
+            n_threads=1,
+            n_threads_batch=1,
+            flash_attention=flash_attention,
+        )
         self._context = LlamaContext(model, params)
         self._batch = Batch(n_ctx)
         self._probes = probes or [model.vocabulary.tokenize(PROBE_TEXT, add_special=True, parse_special=False)]
