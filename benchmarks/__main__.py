@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     again,
+    behind,
     cache_sim,
     chaining,
     core,
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     "overload_gpu": overload.gpu,
     "stall": stall.run,
     "pictures": pictures.run,
+    "behind": behind.run,
 }
 
 

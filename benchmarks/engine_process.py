@@ -12,14 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
+
+import numpy as np
 
 from benchmarks.bare import Timing
 from forerun.compose import Engine, build
 from forerun.core.costs import CostCurve, StepCosts
-from forerun.core.prompt import Tokens
+from forerun.core.prompt import PromptLayout, Tokens
+from forerun.core.prompt_text import PromptText
 from forerun.core.request import SamplingParams, Usage
 from forerun.engine_config import EngineConfig
+from forerun.media.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Answer:
     timing: Timing
     usage: Usage
     prompt: tuple[int, ...] = ()
-    """The prompt as the model reads it."""
+    """The prompt as the model reads it; empty where there is a picture in it."""
 
     @property
     def rate(self) -> float:
@@ -48,6 +52,24 @@ class Batch:
     def rate(self) -> float:
         """Tokens of all streams a second, prompts included."""
         return sum(len(answer.timing.tokens) for answer in self.answers) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pictured:
+    """A prompt with a picture of noise in it, `side` pixels square."""
+
+    before: str
+    side: int
+    seed: int
+    after: str
+
+    def laid_out(self, engine: Engine) -> PromptLayout:
+        pixels = np.random.default_rng(self.seed).integers(0, 256, 3 * self.side**2, dtype=np.uint8)
+        picture = Picture.of(self.side, self.side, pixels.tobytes())
+        return engine.prompt(PromptText(self.before + self.after, media=((len(self.before), 0),)), media=[picture])
+
+
+Prompt: TypeAlias = str | Tokens | Pictured
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +105,11 @@ class EngineProcess:
         """The child's number; 0 once it has ended."""
         return self._process.pid or 0
 
-    def answer(self, prompt: str | Tokens, params: SamplingParams) -> Answer:
+    def answer(self, prompt: Prompt, params: SamplingParams) -> Answer:
         """One prompt alone."""
         return self.answers([prompt], params).answers[0]
 
-    def answers(self, prompts: Sequence[str | Tokens], params: SamplingParams) -> Batch:
+    def answers(self, prompts: Sequence[Prompt], params: SamplingParams) -> Batch:
         """All prompts at once."""
         self._connection.send((list(prompts), params))
         batch = self._connection.recv()
@@ -140,12 +162,13 @@ def _curves(costs: StepCosts | None) -> Curves | None:
     return None if costs is None else Curves(costs.target.curve, costs.draft.curve if costs.draft else None)
 
 
-def _answers(engine: Engine, prompts: list[str | Tokens], params: SamplingParams) -> Batch:
+def _answers(engine: Engine, prompts: list[Prompt], params: SamplingParams) -> Batch:
     tokens: list[list[int]] = [[] for _ in prompts]
     firsts, lasts = [0.0] * len(prompts), [0.0] * len(prompts)
     usages: dict[int, Usage] = {}
     started = time.perf_counter()
-    for output in engine.stream(prompts, params):
+    asked = [prompt.laid_out(engine) if isinstance(prompt, Pictured) else prompt for prompt in prompts]
+    for output in engine.stream(asked, params):
         if output.error is not None:
             raise output.error
         lasts[output.index] = time.perf_counter()
@@ -165,7 +188,9 @@ def _answers(engine: Engine, prompts: list[str | Tokens], params: SamplingParams
     )
 
 
-def _tokens(engine: Engine, prompt: str | Tokens) -> tuple[int, ...]:
+def _tokens(engine: Engine, prompt: Prompt) -> tuple[int, ...]:
+    if isinstance(prompt, Pictured):
+        return ()
     if not isinstance(prompt, str):
         return tuple(prompt.tolist())
     return tuple(token for segment in engine.prompt(prompt).segments for token in segment.tokens.tolist())

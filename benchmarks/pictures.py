@@ -39,7 +39,8 @@ _QUESTIONS = ("What is this?", "And what else is there to be seen?", "Which colo
 def run() -> Figures:
     """Times in milliseconds."""
     use = settings((24, 24), rounds=(3, 2))
-    options = {"n_ctx": 4096, "n_threads": 2, **_models(use.target)}
+    target_ms = use.options["target_itl_ms"]
+    options = {"n_ctx": 4096, "n_threads": 2, "target_itl_ms": target_ms, **models(use.target)}
     turns: list[list[float]] = []
     elsewhere: list[float] = []
     for number in range(use.rounds):
@@ -55,19 +56,19 @@ def run() -> Figures:
         **{f"ttft_ms_turn_{turn}": spread(list(times)) for turn, times in enumerate(zip(*turns, strict=True), 1)},
         "ttft_of_later_turns_over_the_first": spread([max(times[1:]) / times[0] for times in turns]),
         "ttft_ms_elsewhere": spread(elsewhere),
+        "target_itl_ms": target_ms,
         "longest_gap_of_a_stream_ms_alone": alone,
         "longest_gap_of_a_stream_ms_while_a_picture_is_read": beside,
     }
 
 
-def _models(target: str) -> dict[str, Any]:
+def models(target: str) -> dict[str, Any]:
     if target == _NO_QWEN:
         tiny = build(TinyModel(kind="qwen2vl"), resolve_model("smollm2"))
         return {"model": str(tiny), "projector": str(build_projector(TinyProjector()))}
     path = Path(target)
     projector = build_projector(TinyProjector(width=width_of(path), scale=0.02))
-    draft = os.environ.get("FORERUN_DRAFT")
-    model = relabelled(path, MODELS_FOLDER)
+    draft, model = os.environ.get("FORERUN_DRAFT"), relabelled(path, MODELS_FOLDER)
     return {"model": str(model), "projector": str(projector), "draft": draft, "speculation": "auto" if draft else 0}
 
 

@@ -211,6 +211,17 @@ def test_copies_of_prefixes_take_their_time_from_prompts() -> None:
     assert rates.copies_ms([ClearSequence(3), restore]) == 1000 * rates.restore_ms
 
 
+def test_copies_of_a_few_tokens_say_nothing_of_what_a_token_takes() -> None:
+    """A chat template's beginning of 12 tokens takes milliseconds to restore; were that 0.2 a token, restoring 1,000
+    would look dearer than having them slow down a whole answer."""
+    rates, few = CopyRates(), SpeculativePosition(12, 0)
+    before = rates.restore_ms, rates.store_ms
+    operations = (RestoreSegment(1, "key", SpeculativePosition(0, 0), few), StoreSegment(0, segment(12)))
+    for _ in range(50):
+        rates.learn(StepPlan(0.0, operations), StepResult(0.1, times=StepTimes(storing=0.003, restoring=0.003)), 0.1)
+    assert (rates.restore_ms, rates.store_ms) == before
+
+
 def test_a_step_that_restores_a_prefix_reads_less_of_prompts() -> None:
     config = SchedulerConfig(
         n_ctx=1500, target_itl_ms=200, cache_ram=10**9, segment_sizes=FAKE_SIZES, min_prefix_tokens=64

@@ -97,3 +97,18 @@ def test_an_answer_that_would_run_into_a_limit_at_once_is_refused_before_it_begi
     wide = {"type": "object", "properties": properties, "additionalProperties": False}
     with pytest.raises(InvalidRequestError, match="would run into a limit"):
         checker.check(schema(json.dumps(wide)))
+
+
+def test_a_process_is_there_once_it_is_needed_and_a_second_one_only_beside_a_busy_one() -> None:
+    checker = GrammarChecker(TABLE, processes=2)
+    try:
+        assert not checker._alive
+        for number in range(3):
+            checker.check(regex(f"a{number}"))
+        assert len(checker._alive) == 1
+        held = checker._free_child()  # as a check holds it
+        checker.check(regex("b"))
+        assert len(checker._alive) == 2
+        checker._give_back(held)
+    finally:
+        checker.close()

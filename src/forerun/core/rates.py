@@ -22,6 +22,9 @@ _DISK_BYTES_A_MS = 200_000
 """What a disk and checking are expected to give before anything was fetched."""
 _FEWEST_ROWS = 32
 """Prefill of fewer rows is not typical."""
+_FEWEST_COPIED = 256
+"""Copies of fewer tokens take what a copy takes, whatever it holds. A rate that was told of a few tokens (a chat
+template's beginning, say) would make coming back look dear, and idle prefixes would stay where they slow others."""
 
 
 class CopyRates:
@@ -40,10 +43,10 @@ class CopyRates:
         """What one step's copies, and its prefill where it did little else, took."""
         operations = plan.operations
         restored = _restored_tokens(operations)
-        if restored > 0 and result.times.restoring > 0:
+        if restored >= _FEWEST_COPIED and result.times.restoring > 0:
             self.restore_ms = _mixed(self.restore_ms, result.times.restoring * 1e3 / restored)
         stored = _stored_tokens(operations)
-        if stored > 0 and result.times.storing > 0:
+        if stored >= _FEWEST_COPIED and result.times.storing > 0:
             self.store_ms = _mixed(self.store_ms, result.times.storing * 1e3 / stored)
         rows = sum(run.tokens.size for run in plan.prefill if isinstance(run, PrefillRows))
         if rows >= _FEWEST_ROWS and not plan.decode and result.times.target > 0:

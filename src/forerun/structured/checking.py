@@ -32,7 +32,8 @@ _PATIENCE = 10.0
 
 
 class GrammarChecker:
-    """Any thread, and asyncio. Owns `processes` children, started at once; `close` ends them."""
+    """Any thread, and asyncio. Owns up to `processes` children, each started when it is first needed (70 MB and half a
+    second, which a server that is asked for no grammar never spends); `close` ends them."""
 
     def __init__(self, table: TokenTable, *, processes: int = 2, seconds: float = SECONDS) -> None:
         self._table = table
@@ -43,11 +44,12 @@ class GrammarChecker:
         self._verdicts: OrderedDict[Grammar, str | None] = OrderedDict()
         self._lock = threading.Lock()
         self._under_way = 0
+        self._processes = processes
+        self._begun = 0
+        """Children that are there, or are being started."""
         self._is_closed = False
         self._threads = ThreadPoolExecutor(processes + 1, thread_name_prefix="forerun-grammars")
         self._starters = ThreadPoolExecutor(processes, thread_name_prefix="forerun-grammar-child")
-        for _ in range(processes):
-            self._starters.submit(self._start_child)
 
     async def check_soon(self, grammar: Grammar, field: str = "grammar") -> None:
         """As `check`, for an event loop: it goes on meanwhile."""
@@ -112,21 +114,33 @@ class GrammarChecker:
     # --- children ----------------------------------------------------------
 
     def _free_child(self) -> _Child:
+        with suppress(Empty):
+            return self._children.get_nowait()
+        self._begin_another()
         try:
             return self._children.get(timeout=_PATIENCE)
         except Empty:
             raise OverloadedError("no process is free to compile the grammar; try again later", _PATIENCE) from None
 
+    def _begin_another(self) -> None:
+        with self._lock:
+            if self._is_closed or self._begun >= self._processes:
+                return
+            self._begun += 1
+        with suppress(RuntimeError):  # closed in between
+            self._starters.submit(self._start_child)
+
     def _give_back(self, child: _Child) -> None:
         if child.is_alive:
             self._children.put(child)
             return
+        self._lost(child)
+        self._begin_another()
+
+    def _lost(self, child: _Child) -> None:
         with self._lock:
             self._alive.discard(child)
-            is_closed = self._is_closed
-        if not is_closed:
-            with suppress(RuntimeError):  # closed in between
-                self._starters.submit(self._start_child)
+            self._begun -= 1
 
     def _start_child(self) -> None:
         child = _Child()
@@ -137,6 +151,8 @@ class GrammarChecker:
             child.end()
         elif child.prepare(self._payload):
             self._children.put(child)
+        else:
+            self._lost(child)
 
     def __repr__(self) -> str:
         return f"GrammarChecker({len(self._alive)} processes, {len(self._verdicts)} verdicts)"
