@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner, Result
 
-from forerun.cli.app import app
+from forerun.cli import app
 from forerun.engine.parts import ChatRenderer, EngineParts, MediaReader
 from forerun.engine_config import EngineConfig
 from forerun.testing import FakeRunner

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import forerun as package
-from forerun.cli.app import app
+from forerun.cli import app
 from forerun.cli.endings import keep_interrupts
 from forerun.core.request import SamplingParams
 from tests.cli.conftest import FakeBuild, Forerun

@@ -10,7 +10,6 @@ from forerun.cli.serve_models import models_to_serve
 from forerun.cli.serve_options import KEY_VARIABLE, ServeOptions
 from forerun.cli.terminal import Terminal
 from forerun.compose_server import Announcements, serve
-from forerun.engine import early
 from forerun.server import request_log
 from forerun.server.model_entry import ServedModel
 
@@ -37,17 +36,13 @@ def serve_models(options: ServeOptions, engine: EngineOptions, *, verbose: bool)
 
         def ready(served: Sequence[ServedModel]) -> None:
             progress.stop()
-            early.discard()  # nothing that was to be loaded at once needs one
             terminal.note(_greeting(address, served, has_keys=bool(settings.api_keys)))
 
         def stopping(count: int) -> None:
             if count:
                 terminal.note(_farewell(count, settings.shutdown_timeout))
 
-        try:
-            serve(models, settings, Announcements(listening, progress.show_phase, ready, stopping))
-        finally:
-            early.discard()
+        serve(models, settings, Announcements(listening, progress.show_phase, ready, stopping))
 
 
 def _farewell(count: int, seconds: float) -> str:

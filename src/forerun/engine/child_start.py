@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from forerun.engine import messages
@@ -33,17 +32,11 @@ _SMALLEST_PROGRESS: Final = 0.01
 
 
 def begin(arguments: Sequence[str]) -> tuple[Connection[Command], Start] | None:
-    """The front end, and what it wants; None where it is gone. `arguments`: a descriptor of a socket to it, its id, and
-    modules to import until it says something."""
+    """The front end, and what it wants; None where it is gone. `arguments`: a descriptor of a socket to it, its id."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # it was started without (early.py)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with_parent(int(arguments[1]))
     connection = Connection(socket.socket(fileno=int(arguments[0])), messages.commands())
-    for module in arguments[2:]:
-        with suppress(ImportError):  # told when it is needed
-            importlib.import_module(module)
     start = connection.receive()
     if not isinstance(start, Start):
         return None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from forerun.engine import early, messages
+from forerun.engine import messages
 from forerun.engine.connection import Connection
-from forerun.engine.early import ENGINE_CHILD
 from forerun.engine.messages import Command, Report, Start
+
+ENGINE_CHILD: Final = "forerun.engine.child"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,13 @@ class EngineProgram:
     def start(self) -> EngineProcess:
         """Start a process that builds this engine.
 
-        On Linux it ends with the thread that calls, unless it was begun before: that one has to live as long as it.
+        On Linux it ends with the thread that calls: that one has to live as long as it.
         """
-        begun = early.taken(self.child) or early.begin_process(self.child)
-        process = EngineProcess(begun.popen, Connection(begun.stream, messages.reports()))
+        own, child_s = socket.socketpair()
+        with child_s:
+            command = [sys.executable, "-P", "-m", self.child, str(child_s.fileno()), str(os.getpid())]
+            popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[child_s.fileno()])
+        process = EngineProcess(popen, Connection(own, messages.reports()))
         start = Start(self.factory, self.options, tuple(filter(None, sys.path)), _log_levels(), self.beat)
         process.send(start)
         return process
