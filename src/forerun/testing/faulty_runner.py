@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from forerun.core.step import (
+    ClearSequence,
     FailureKind,
+    ForkSequence,
+    KvOperation,
     RestoreSegment,
     Runner,
     SequenceFault,
@@ -15,6 +18,7 @@ from forerun.core.step import (
     StepPlan,
     StepResult,
     StoreSegment,
+    changed_sequence,
 )
 from forerun.testing.faults import Fault, RequestOf, SeededFaults, Strike
 
@@ -28,7 +32,8 @@ class FaultyRunner(Runner):
     """Performs plans on another runner, and lets a schedule of faults strike.
 
     What a struck step leaves in memory is what a native one would: nothing of its rows, those of some sequences, or
-    all of them; an operation that was not done. `sleep` passes the time of slow steps.
+    all of them; an operation that was not done, and then no row. Another fault of the runner's own may come on top.
+    `sleep` passes the time of slow steps.
     """
 
     def __init__(
@@ -61,9 +66,9 @@ class FaultyRunner(Runner):
             case Fault.STORE:
                 return self._without_copy(plan, strike.operation)
             case Fault.RESTORE:
-                return self._without_restoring(plan, strike.operation)
+                return self._without_restoring(plan, strike)
             case Fault.FORK | Fault.TRUNCATE:
-                return _failed(self._runner.execute(_without(_rowless(plan), strike.operation)), strike)
+                return self._without_operation(plan, strike)
             case Fault.NOT_BEGUN | Fault.NO_ROOM:
                 return _failed(self._runner.execute(_rowless(plan)), strike)
             case Fault.HALFWAY | Fault.ABORTED:
@@ -82,15 +87,23 @@ class FaultyRunner(Runner):
     def _without_copy(self, plan: StepPlan, index: int) -> StepResult:
         operation = plan.operations[index]
         assert isinstance(operation, StoreSegment)
-        result = self._runner.execute(_without(plan, index))
+        result = self._runner.execute(_without(plan, {index}))
         return replace(result, stored={**result.stored, operation.header.key: 0})
 
-    def _without_restoring(self, plan: StepPlan, index: int) -> StepResult:
-        operation = plan.operations[index]
+    def _without_restoring(self, plan: StepPlan, strike: Strike) -> StepResult:
+        operation = plan.operations[strike.operation]
         assert isinstance(operation, RestoreSegment)
-        result = self._runner.execute(_without(_rowless(plan), index))
-        keys = dict.fromkeys((*result.unrestorable, operation.key))
-        return replace(_failed(result, Strike(Fault.RESTORE)), unrestorable=tuple(keys))
+        result = self._without_operation(plan, strike)
+        return replace(result, unrestorable=tuple(dict.fromkeys((*result.unrestorable, operation.key))))
+
+    def _without_operation(self, plan: StepPlan, strike: Strike) -> StepResult:
+        """No decode begins after an operation that failed, so this is the failure, whichever the runner itself adds;
+        and nothing is kept, since that is for sequences whose operations are all done."""
+        left_out = _spoilt(plan.operations, strike.operation)
+        result = self._runner.execute(_without(_rowless(plan), left_out))
+        copies = [plan.operations[index] for index in sorted(left_out)]
+        stored = dict(result.stored) | {copy.header.key: 0 for copy in copies if isinstance(copy, StoreSegment)}
+        return replace(result, failure=_failure(strike), kept={}, draft_held={}, stored=stored)
 
     def _with_broken_logits(self, plan: StepPlan, strike: Strike) -> StepResult:
         """A culprit's row is broken, where it asks for a token; else the first one's that does."""
@@ -112,9 +125,26 @@ def _rowless(plan: StepPlan) -> StepPlan:
     return replace(plan, draft_fills=(), draft_requests=(), decode=(), prefill=())
 
 
-def _without(plan: StepPlan, index: int) -> StepPlan:
-    """All but one operation."""
-    return replace(plan, operations=(*plan.operations[:index], *plan.operations[index + 1 :]))
+def _without(plan: StepPlan, left_out: Collection[int]) -> StepPlan:
+    """All but some operations, given by index."""
+    kept = [operation for index, operation in enumerate(plan.operations) if index not in left_out]
+    return replace(plan, operations=tuple(kept))
+
+
+def _spoilt(operations: Sequence[KvOperation], failed: int) -> set[int]:
+    """Indices of an operation that fails, and of those after it that fail with it: they copy what is not there, or go
+    on from it."""
+    spoilt, unsound = {failed}, {changed_sequence(operations[failed])}
+    for index in range(failed + 1, len(operations)):
+        match operations[index]:
+            case ClearSequence(sequence_id):
+                unsound.discard(sequence_id)
+            case StoreSegment(sequence_id) | RestoreSegment(sequence_id) if sequence_id in unsound:
+                spoilt.add(index)
+            case ForkSequence(source_id, target_id) if source_id in unsound:
+                spoilt.add(index)
+                unsound.add(target_id)
+    return spoilt
 
 
 def _halved(plan: StepPlan) -> StepPlan:
@@ -129,6 +159,9 @@ def _halved(plan: StepPlan) -> StepPlan:
 def _failed(result: StepResult, strike: Strike) -> StepResult:
     if result.failure is not None:
         return result
-    kind = _KINDS.get(strike.fault, FailureKind.FAILED)
+    return replace(result, sequences={}, draft_held={}, failure=_failure(strike))
+
+
+def _failure(strike: Strike) -> StepFailure:
     whose = "" if strike.culprit is None else f", by {strike.culprit}"
-    return replace(result, sequences={}, draft_held={}, failure=StepFailure(kind, f"{_MESSAGE}: {strike.fault}{whose}"))
+    return StepFailure(_KINDS.get(strike.fault, FailureKind.FAILED), f"{_MESSAGE}: {strike.fault}{whose}")
