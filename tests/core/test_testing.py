@@ -7,9 +7,10 @@ import pytest
 from forerun.core.encoding import EncodeMedia
 from forerun.core.history import TokenHistory
 from forerun.core.memory import MemoryKind
-from forerun.core.prompt import PromptLayout, PromptSegment, SpeculativePosition
+from forerun.core.prompt import PromptBoundary, PromptLayout, PromptSegment, SpeculativePosition
 from forerun.core.request import FinishReason, SamplingParams
 from forerun.core.sampling import SamplingContext
+from forerun.core.segment import SegmentHeader
 from forerun.core.step import (
     ClearSequence,
     DecodeRow,
@@ -19,8 +20,10 @@ from forerun.core.step import (
     ForkSequence,
     MediaRows,
     PrefillRows,
+    RestoreSegment,
     StepFailure,
     StepPlan,
+    StoreSegment,
     TruncateSequence,
 )
 from forerun.testing import (
@@ -28,6 +31,7 @@ from forerun.testing import (
     FakeMemory,
     FakeMemoryError,
     FakeRunner,
+    FakeStore,
     FakeVocabulary,
     ManualClock,
     media_codes,
@@ -133,6 +137,16 @@ def test_a_recurrent_memory_refuses_truncation_but_not_clearing() -> None:
     assert memory.used == 0
 
 
+@pytest.mark.parametrize("kind", [MemoryKind(), MemoryKind(window=5), MemoryKind(has_state=True)], ids=str)
+def test_what_a_sequence_does_not_hold_cannot_be_copied(kind: MemoryKind) -> None:
+    memory = FakeMemory(10, kind)
+    memory.append(0, [1, 2, 3], 0)
+    assert len(memory.export(0, 0, 3)) == 1 + 3
+    for sequence_id, stop in ((0, 4), (1, 2)):
+        with pytest.raises(FakeMemoryError):
+            memory.export(sequence_id, 0, stop)
+
+
 def test_a_memory_prints() -> None:
     assert repr(holding(1, 2)) == "FakeMemory(2 of 10 cells: {0: 2})"
 
@@ -146,6 +160,16 @@ def sampling(prompt: PromptLayout) -> SamplingContext:
 
 def prefill(prompt: PromptLayout, context: SamplingContext | None) -> PrefillRows:
     return PrefillRows(0, prompt.text_tokens, 0, context)
+
+
+def segment(key: str, start: int, stop: int) -> SegmentHeader:
+    content = PromptLayout.of_text([0] * (stop - start)).segments
+    return SegmentHeader(key, "", "", PromptBoundary(start, start), PromptBoundary(stop, stop), content, draft_stop=0)
+
+
+def restore(sequence_id: int, stored: SegmentHeader) -> RestoreSegment:
+    start, stop = (SpeculativePosition(one.native_position, draft=0) for one in (stored.start, stored.stop))
+    return RestoreSegment(sequence_id, stored.key, start, stop)
 
 
 def answer_of(prompt: PromptLayout, max_tokens: int) -> list[int]:
@@ -236,6 +260,22 @@ def test_operations_after_one_that_failed_are_applied_too() -> None:
     result = runner.execute(StepPlan(0.0, operations=(cut, ClearSequence(1))))
     assert result.failure == StepFailure(FailureKind.FAILED, "sequence 0 cannot be truncated")
     assert (runner.memory.held(0), runner.memory.held(1)) == (2, 0)
+
+
+def test_what_goes_on_from_a_stored_run_that_was_lost_is_neither_done_nor_blamed() -> None:
+    decode = StepFailure(FailureKind.NO_ROOM, "does not begin")
+    runner = FakeRunner(100, store=FakeStore(), faults=lambda _: decode)
+    runner.memory.append(0, [1, 2, 3, 4], 0)
+    first, second = segment("first", 0, 2), segment("second", 2, 4)
+    runner.execute(StepPlan(0.0, operations=(StoreSegment(0, second), ClearSequence(0))))
+    copy = StoreSegment(1, segment("copy", 0, 4))
+    result = runner.execute(StepPlan(0.0, operations=(restore(1, first), restore(1, second), copy)))
+    assert result.failure is not None
+    assert "segment first cannot be restored" in result.failure.message
+    assert result.unrestorable == ("first",)
+    assert result.kept == {}
+    assert result.stored == {"copy": 0}
+    assert runner.memory.used == 0
 
 
 def test_what_memory_refuses_comes_back_as_a_failure() -> None:

@@ -331,6 +331,19 @@ def test_operations_after_one_that_failed_are_applied_too(dense: LlamaModel, mak
     assert runner.context.pos_max(0) == -1
 
 
+def test_after_an_operation_that_failed_no_row_is_evaluated_and_nothing_is_kept(
+    dense: LlamaModel, make_context: MakeContext
+) -> None:
+    runner = LlamaRunner(make_context(dense))
+    DrivenRequest(runner, 0, random_tokens(20)).prefill()
+    rows = DrivenRequest(runner, 1, random_tokens(5)).prefill_rows()
+    operations = (ClearSequence(4), ForkSequence(3, 4, at(10)), ForkSequence(0, 2, at(10)))
+    result = runner.execute(StepPlan(0.0, operations=operations, prefill=(rows,)))
+    assert result.failure is not None
+    assert result.kept == {}
+    assert [runner.context.pos_max(key) + 1 for key in range(5)] == [20, 0, 10, 0, 0]
+
+
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"])
 def test_a_memory_that_cannot_be_cut_is_a_failed_step(
     kind: str, tiny_model: MakeTinyModel, make_context: MakeContext

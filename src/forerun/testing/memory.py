@@ -150,6 +150,8 @@ class FakeMemory:
         cells = self._sequences.get(sequence_id, [])
         if self.kind.has_state and stop != self.next_position(sequence_id):
             raise FakeMemoryError(f"the state of sequence {sequence_id} at {stop} is not known any more")
+        if stop > self.next_position(sequence_id):
+            raise FakeMemoryError(f"sequence {sequence_id} ends at {self.next_position(sequence_id)}, before {stop}")
         before = [0, *(cell.digest for cell in cells)]
         rows = [(c.position, c.digest, before[i]) for i, c in enumerate(cells) if start <= c.position < stop]
         first = max(self._first.get(sequence_id, 0), start)

@@ -173,6 +173,7 @@ class FakeRunner:
                 first = self.memory.held_from().get(sequence_id, 0)
                 if first > header.start.native_position:
                     self._stored_from[header.key] = first
+                self._stored[header.key] = 0  # unless it can be taken
                 self._stored[header.key] = store.put(header, self._exported(sequence_id, header))
             case RestoreSegment():
                 self._restore(operation, store)
@@ -195,16 +196,17 @@ class FakeRunner:
         return PromptCheckpointState.speculative(packed(target, draft))
 
     def _restore(self, operation: RestoreSegment, store: SegmentStore) -> None:
+        """What memory refuses is no fault of the segment's: only what the store has lost is unrestorable."""
         sequence_id, start, stop = operation.sequence_id, operation.start, operation.stop
         try:
             target, draft = unpacked(store.get(operation.key).state)
-            self.memory.restore(sequence_id, target, start.target, stop.target)
-            self.restored += stop.target - start.target
-            if self.drafter is not None and stop.draft > start.draft:
-                self.drafter.memory.restore(sequence_id, draft, start.draft, stop.draft)
-        except (KeyError, FakeMemoryError) as error:
+        except KeyError as error:
             self._unrestorable.append(operation.key)
             raise FakeMemoryError(f"segment {operation.key} cannot be restored: {error}") from error
+        self.memory.restore(sequence_id, target, start.target, stop.target)
+        self.restored += stop.target - start.target
+        if self.drafter is not None and stop.draft > start.draft:
+            self.drafter.memory.restore(sequence_id, draft, start.draft, stop.draft)
 
     def _fail(self, plan: StepPlan, failure: StepFailure) -> dict[int, int]:
         """What a failed decode leaves; what of it is known."""
