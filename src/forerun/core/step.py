@@ -356,7 +356,7 @@ class StepResult:
     failure: StepFailure | None = None
     kept: Mapping[int, int] = field(default_factory=dict)
     """Of a failed step: the sequences whose memory is known all the same, since only the evaluation failed. They hold
-    what they held before, all operations done, and so many of their prefill rows."""
+    what they held before, all operations done, and so many of their prefill rows. Empty where an operation failed."""
     times: StepTimes = StepTimes()
     held_from: Mapping[int, int] = field(default_factory=dict)
     """First native position that is still there, of every sequence whose sliding window has lost some."""
