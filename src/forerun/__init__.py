@@ -104,8 +104,7 @@ _HOMES = {
     "forerun.media.reading": ("read_picture",),
     "forerun.plugins": ("DrafterContext",),
 }
-"""What is imported from where, when it is first used: commands that need little, and engines' processes, start in half
-of the time."""
+"""What is imported from where, when it is first used: a program loads no more than it uses."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

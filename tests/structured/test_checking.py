@@ -13,7 +13,8 @@ from contextlib import suppress
 import pytest
 
 from forerun.core.grammar import Grammar
-from forerun.errors import InvalidRequestError
+from forerun.errors import InvalidRequestError, OverloadedError
+from forerun.structured import checking
 from forerun.structured.checking import GrammarChecker
 from tests.structured.support import TABLE, gbnf, lark, regex, schema
 from tests.structured.test_compiling import BEYOND
@@ -110,5 +111,18 @@ def test_a_process_is_there_once_it_is_needed_and_a_second_one_only_beside_a_bus
         checker.check(regex("b"))
         assert len(checker._alive) == 2
         checker._give_back(held)
+    finally:
+        checker.close()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_by_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = GrammarChecker(TABLE, processes=1)
+    try:
+        with monkeypatch.context() as full:
+            full.setattr(checking, "_PATIENCE", 0.2)
+            full.setattr(checking, "_Child", lambda: (_ for _ in ()).throw(OSError("no memory")))
+            with pytest.raises(OverloadedError, match="no process is free"):
+                checker.check(regex("a"))
+        checker.check(regex("a"))
     finally:
         checker.close()

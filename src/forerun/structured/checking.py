@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import pickle
 import sys
 import threading
@@ -21,6 +22,8 @@ from forerun.core.grammar import Grammar
 from forerun.errors import InvalidRequestError, OverloadedError
 from forerun.structured.compiling import grammar_source
 from forerun.structured.tokens import TokenTable
+
+logger = logging.getLogger(__name__)
 
 SECONDS = 1.5
 """What compiling may take."""
@@ -143,7 +146,13 @@ class GrammarChecker:
             self._begun -= 1
 
     def _start_child(self) -> None:
-        child = _Child()
+        try:
+            child = _Child()
+        except OSError:  # no memory for a process now: the next check tries again
+            logger.exception("a process to compile grammars could not be started")
+            with self._lock:
+                self._begun -= 1
+            return
         with self._lock:
             self._alive.add(child)
             is_closed = self._is_closed
