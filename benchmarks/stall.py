@@ -34,7 +34,7 @@ from benchmarks.settings import settings
 from forerun.bench.passages import long_prose
 from forerun.compose import build
 from forerun.core.costs import CostCurve, LiveCosts
-from forerun.core.step_budget import StepBudget, StepSoFar
+from forerun.core.step_budget import AIM, StepBudget, StepSoFar
 from forerun.engine_config import EngineConfig
 
 TARGETS_MS: Final = tuple(int(target) for target in os.environ.get("FORERUN_ITL", "100,200,400").split(","))
@@ -98,8 +98,8 @@ def _figures(stalls: list[Stall], target: int | None, predicted: float | None) -
 
 
 def predicted_ttft_ms(curve: CostCurve, target: float, tokens: int) -> float:
-    """What a prompt takes beside one stream in steps that the curve says are within the target."""
-    budget = StepBudget(LiveCosts(curve), target, max_rows=_MAX_ROWS, rows_beside_decode=_MAX_ROWS)
+    """What a prompt takes beside one stream in steps that the curve says are just within the target."""
+    budget = StepBudget(LiveCosts(curve), target / AIM, max_rows=_MAX_ROWS, rows_beside_decode=_MAX_ROWS)
     ms, done = 0.0, 0
     while done < tokens:
         rows = min(budget.prefill_rows(StepSoFar(1, done, is_waited_for=True)), tokens - done)

@@ -1,10 +1,10 @@
 """How much a step may do while others wait for their next token: what keeps it within the target inter-token latency.
 
-    a step   [ copies | drafting, filling | decode rows, drafts | prefill rows ]
-             └──────────────────────── target_ms ────────────────────────────┘
+    a step   [ copies | drafting, filling | decode rows, drafts | prefill rows ]  AIM
+             └──────────────────────── target_ms ────────────────────────────────┘
 
-Everything is counted in predicted milliseconds, and what is left of the target goes to prompts as rows. Nobody waits
-where nothing decodes: then a step is as large as a batch.
+Everything is counted in predicted milliseconds, and what is left of the target, less a margin, goes to prompts as rows.
+Nobody waits where nothing decodes: then a step is as large as a batch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ SHORTEST_TARGET_MS = 50.0
 """20 tokens a second are fast enough for anybody who reads."""
 READING_MS = 250.0
 """A token in that time is about as fast as people read."""
+AIM = 0.95
+"""Steps are planned to take this share of the target: some take longer than predicted."""
 _CHEAP, _BEARABLE = 1.25, 1.6
 """Rows cost at most so many times what the cheapest cost."""
 _PREFILL_SHARE = 0.25
@@ -102,12 +104,12 @@ class StepBudget:
         self.target_ms = default_target_ms(costs.curve, max_rows) if costs and target_ms is None else target_ms
 
     def allowed_ms(self, so_far: StepSoFar, patience: float = 1.0) -> float:
-        """Milliseconds that the step may take, at `patience` times the target; without bound where nobody waits for it,
-        or costs are not known."""
+        """Milliseconds that a step is planned to take at most, for `patience` times the target; without bound where
+        nobody waits for it, or costs are not known."""
         if self._costs is None or self.target_ms is None or not so_far.is_waited_for:
             return math.inf
         plain = self._costs.predict(so_far.rows, so_far.cells)
-        return max(patience * self.target_ms / so_far.turns, plain * (1 + _PREFILL_SHARE))
+        return max(patience * AIM * self.target_ms / so_far.turns, plain * (1 + _PREFILL_SHARE))
 
     def left_ms(self, so_far: StepSoFar) -> float:
         """Milliseconds that are left of `allowed_ms`."""
