@@ -32,6 +32,7 @@ from forerun.engine.media_mail import MediaMail
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts
 from forerun.engine.recorded import RecordedScheduler
 from forerun.engine.recording import Journal
+from forerun.engine.spare_cores import spare_cores
 from forerun.engine_config import MAX_AUTO_DRAFT_TOKENS, EngineConfig
 from forerun.errors import ForerunError, ModelError, ModelLoadError
 from forerun.plugins import DrafterContext, DrafterFactory, find_factory, make_drafter
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # forerun.native loads llama.cpp: only `build` does that
     from forerun.models.prospects import Check
     from forerun.models.wanted import Limits
     from forerun.native.adapters import AppliedAdapters, LoraAdapter
-    from forerun.native.context import LlamaContext
+    from forerun.native.context import ContextParams, LlamaContext
     from forerun.native.drafter import LlamaDrafter
     from forerun.native.model import LlamaModel
     from forerun.native.rollback import Rollback
@@ -164,6 +165,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
                 tiers.segments if tiers else None,
                 _applied(adapters, contexts),
                 media.encoder if media else None,
+                _threads(context.params),
             ),
             media=media.reader if media else None,
             media_mail=media.mail if media else MediaMail(),
@@ -377,6 +379,12 @@ def _measured(candidate: Candidate, config: EngineConfig, progress: PhaseProgres
 def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None:
     params = context_params(config, 1, candidate.memory, is_mtp=candidate.is_mtp)
     return known_curve(candidate.header.path, params, config)
+
+
+def _threads(params: ContextParams) -> Callable[[], int] | None:
+    """How many threads to compute with beside other programs; None where that would change what comes out."""
+    spare = None if params.flash_attention else spare_cores(max(params.n_threads, params.n_threads_batch))
+    return None if spare is None else spare.threads
 
 
 def _interrupt(contexts: Sequence[LlamaContext]) -> None:

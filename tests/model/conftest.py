@@ -67,7 +67,7 @@ def make_context() -> Iterator[MakeContext]:
     with ExitStack() as made:
 
         def make(model: LlamaModel, n_ctx: int = 512, n_batch: int = 256, **options: Any) -> LlamaContext:
-            options |= {"n_ubatch": n_batch, "n_seq_max": 8, "n_threads": 1, "n_threads_batch": 1}
+            options = {"n_ubatch": n_batch, "n_seq_max": 8, "n_threads": 1, "n_threads_batch": 1} | options
             context = LlamaContext(model, ContextParams(n_ctx=n_ctx, n_batch=n_batch, **options))
             made.callback(context.close)
             return context

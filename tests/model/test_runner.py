@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,27 @@ def greedy(context: LlamaContext, prompt_seed: int, count: int, prompt_tokens: i
 def last_logits(context: LlamaContext) -> Logits:
     row: Logits = context.logits[-1].copy()
     return row
+
+
+@pytest.mark.parametrize("name", ["dense", "smollm2"])
+def test_how_many_threads_compute_a_step_changes_no_logit(
+    name: str, request: pytest.FixtureRequest, make_context: MakeContext
+) -> None:
+    path = request.getfixturevalue(name)
+    rows = []
+    for counts in ((2,), (1,), (2, 1, 3)):
+        context = make_context(path, n_threads=3, n_threads_batch=3)
+        threads = itertools.cycle(counts)
+        driven = DrivenRequest(LlamaRunner(context, threads=threads.__next__), 0, random_tokens(150, 1))
+        driven.prefill(70)
+        rows.append(last_logits(context))
+        while len(driven.output) < 8:
+            driven.decode()
+            rows.append(last_logits(context))
+    one = len(rows) // 3
+    for first, second, third in zip(rows[:one], rows[one : 2 * one], rows[2 * one :], strict=True):
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_array_equal(first, third)
 
 
 @pytest.mark.parametrize(

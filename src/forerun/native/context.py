@@ -136,6 +136,7 @@ class LlamaContext:
         self.n_ctx: int = llama_cpp.llama_n_ctx(self._handle)
         self.n_batch: int = llama_cpp.llama_n_batch(self._handle)
         self.max_logit_rows = params.max_logit_rows or self.n_batch
+        self._most_threads: int | None = None
         self._n_vocab = model.vocabulary.size
         self._n_outputs = 0
         self._views: dict[tuple[int, int], NDArray[np.float32]] = {}
@@ -148,6 +149,16 @@ class LlamaContext:
     def handle(self) -> int:
         """The native llama_context; for forerun.native only."""
         return self._handle
+
+    def limit_threads(self, most: int) -> None:
+        """Compute with so many threads at most from the next decode on: what comes out is the same to the last bit, but
+        for flash attention on a CPU."""
+        if most == self._most_threads:
+            return
+        self._most_threads = most
+        llama_cpp.llama_set_n_threads(
+            self._handle, min(most, self.params.n_threads), min(most, self.params.n_threads_batch)
+        )
 
     # --- decoding ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -46,7 +46,7 @@ class LlamaRunner:
 
     Called by one thread. `rollback` takes rejected rows back where the target's memory cannot be cut; without one such
     a step fails. `segments` moves what is stored between memory and a store, which it does not own. `adapters`: what
-    plans may name.
+    plans may name. `threads`: asked before each step how many of the contexts' threads to compute with.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class LlamaRunner:
         segments: Segments | None = None,
         adapters: AppliedAdapters | None = None,
         encoder: MediaEncoder | None = None,
+        threads: Callable[[], int] | None = None,
     ) -> None:
         self.context = context
         self.drafter = drafter
@@ -67,11 +68,14 @@ class LlamaRunner:
         self._segments = segments
         self._adapters = adapters
         self.encoder = encoder
+        self._threads = threads
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; see core.step. Raises ValueError for a plan that no scheduler should make: one that
         does not fit a batch, or that asks for drafts, adapters or stored segments where there are none."""
         start = perf_counter()
+        if self._threads is not None:
+            self._limit_threads(self._threads())
         if self.encoder is not None:
             self.encoder.perform(plan.media)
         if self._segments is not None:
@@ -85,6 +89,11 @@ class LlamaRunner:
         if self.encoder is not None:
             facts["media_events"] = self.encoder.take_events()
         return replace(result, elapsed=perf_counter() - start, held_from=self.context.held_from(), **facts)
+
+    def _limit_threads(self, most: int) -> None:
+        self.context.limit_threads(most)
+        if self.drafter is not None:
+            self.drafter.context.limit_threads(most)
 
     @staticmethod
     def _moved(result: StepResult, segments: Segments) -> dict[str, Any]:
