@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         StepFailedError,
     )
     from forerun.media.picture import Picture
-    from forerun.media.reading import read_picture
+    from forerun.media.reading import read_picture, read_sound
+    from forerun.media.sound import Sound
     from forerun.plugins import DrafterContext
 
 __version__ = "0.1.0"
@@ -68,11 +69,13 @@ __all__ = [
     "ReusablePrefix",
     "SamplingParams",
     "SequencePool",
+    "Sound",
     "SpeculativePosition",
     "StepFailedError",
     "TokenLogprobs",
     "Usage",
     "read_picture",
+    "read_sound",
 ]
 
 _HOMES = {
@@ -101,7 +104,8 @@ _HOMES = {
         "StepFailedError",
     ),
     "forerun.media.picture": ("Picture",),
-    "forerun.media.reading": ("read_picture",),
+    "forerun.media.reading": ("read_picture", "read_sound"),
+    "forerun.media.sound": ("Sound",),
     "forerun.plugins": ("DrafterContext",),
 }
 """What is imported from where, when it is first used: a program loads no more than it uses."""

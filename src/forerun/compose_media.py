@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from forerun.engine.loading import PhaseProgress
 from forerun.engine.media_mail import MediaMail
 from forerun.errors import ModelError, ModelFileError
-from forerun.media.picture import MediaKind
+from forerun.media.kind import MediaKind
 
 if TYPE_CHECKING:  # forerun.native loads llama.cpp: only an engine that is built does that
     from forerun.cache.embeddings import EmbeddingCache
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # forerun.native loads llama.cpp: only an engine that is buil
     from forerun.native.encoder import MediaEncoder
     from forerun.native.media_reader import LlamaMediaReader
 
+_ENCODERS: Final = {MediaKind.IMAGE: "clip.has_vision_encoder", MediaKind.AUDIO: "clip.has_audio_encoder"}
 _DISK_SHARE: Final = 8
 """One of so many bytes of `cache_disk` is for encoded media."""
 
@@ -89,8 +90,8 @@ def media_kinds(config: EngineConfig) -> frozenset[MediaKind]:
     """What a model can be shown, by its projector's header. Raises ModelError."""
     if config.projector is None:
         return frozenset()
-    has_vision = projector_header(config).metadata.get("clip.has_vision_encoder") is True
-    return frozenset({MediaKind.IMAGE} if has_vision else ())
+    metadata = projector_header(config).metadata
+    return frozenset(kind for kind, key in _ENCODERS.items() if metadata.get(key) is True)
 
 
 def media_memory(config: EngineConfig) -> dict[str, int]:
@@ -100,7 +101,7 @@ def media_memory(config: EngineConfig) -> dict[str, int]:
     nbytes = 0
     with suppress(ModelError, OSError):
         nbytes = projector_header(config).path.stat().st_size
-    return {"projector": nbytes, "encoded pictures": config.media_cache}
+    return {"projector": nbytes, "encoded media": config.media_cache}
 
 
 def prefix_disk(config: EngineConfig) -> int:

@@ -108,7 +108,7 @@ def test_a_template_that_leaves_a_picture_out_is_told_of() -> None:
 @pytest.mark.parametrize("role", ["system", "developer", "assistant"])
 def test_only_users_and_tools_show_pictures(role: str) -> None:
     messages = [*user(text("a")), {"role": role, "content": [text("b"), IMAGE]}]
-    with pytest.raises(InvalidRequestError, match=r"messages\[1\]\.content\[1\]: images belong to"):
+    with pytest.raises(InvalidRequestError, match=r"messages\[1\]\.content\[1\]: images and recordings belong to"):
         written(CHATML, messages)
 
 

@@ -137,12 +137,12 @@ def test_encoded_pictures_are_counted_and_deleted_with_all_models(forerun: Forer
     EmbeddingCache(0, EmbeddingFiles(CacheDirectory(cache_dir), 2**22)).put("picture", bytes(2**20 - 32))
     stats = json.loads(forerun("cache", "stats", "--cache-dir", str(cache_dir), "--json").stdout)
     assert stats["encoded_media"] == {"files": 1, "bytes": 2**20}
-    assert "1.0 MiB of encoded pictures" in forerun("cache", "stats", "--cache-dir", str(cache_dir)).stdout
+    assert "1.0 MiB of encoded media" in forerun("cache", "stats", "--cache-dir", str(cache_dir)).stdout
     arguments = ("cache", "clear", "--cache-dir", str(cache_dir), "--yes")
     forerun(*arguments, "--model", "small.gguf")
     forerun(*arguments, "--older-than", "1h")
     assert len(list(cache_dir.rglob("*.emb"))) == 1
-    assert "1 encoded pictures, 1.0 MiB" in forerun(*arguments).stdout
+    assert "1 encoded spans of media, 1.0 MiB" in forerun(*arguments).stdout
     assert not list(cache_dir.rglob("*.emb"))
 
 

@@ -12,9 +12,11 @@ from forerun.core.prompt import Tokens, as_tokens
 from forerun.core.prompt_text import PromptText
 from forerun.engine.parts import Message
 from forerun.engine.tokenizer import Tokenizer
-from forerun.media.picture import MediaKind, Picture
+from forerun.media.kind import MediaKind
+from forerun.media.picture import Picture
 from forerun.testing import FakeMediaReader, naive_answer
 from tests.engine.support import SpellingVocabulary, fake_engine, fake_parts, tokens_of
+from tests.media.sounds import tone
 
 RED = Picture.of(56, 28, b"\xff\0\0" * (56 * 28))
 BLUE = Picture.of(56, 28, b"\0\0\xff" * (56 * 28))
@@ -87,8 +89,21 @@ def test_a_conversation_shows_its_pictures() -> None:
     with Engine(replace(fake_parts(template=PictureTemplate()), media=FakeMediaReader())) as engine:
         assert engine.chat_prompt(messages) == PromptLayout([span(RED), PromptSegment.text(tokens_of("a"))])
         wrong = [{"role": "user", "content": [{"type": "image", "image": "data:"}]}]
-        with pytest.raises(InvalidRequestError, match=r"media\[0\]: is a Picture, got str"):
+        with pytest.raises(InvalidRequestError, match=r"media\[0\]: is a Picture or a Sound, got str"):
             engine.chat_prompt(wrong)
+
+
+def test_a_long_recording_is_spans_of_its_own_and_a_model_that_only_sees_refuses_it() -> None:
+    text, sound = PromptText("ab", media=((1, 0),)), tone(seconds=31)
+    with seeing(FakeMediaReader(kinds=[MediaKind.AUDIO])) as engine:
+        layout = engine.prompt(text, media=[sound])
+        spans = [segment.media_span for segment in layout.segments if segment.media_span is not None]
+        assert [one.identity for one in spans] == [f"fake:{sound.digest}:{index}" for index in range(2)]
+        assert all(layout.media[one.identity] is sound for one in spans)
+        with pytest.raises(InvalidRequestError, match=r"^media\[0\]: is an image, .* reads recordings alone"):
+            engine.prompt(text, media=[RED])
+    with seeing() as engine, pytest.raises(InvalidRequestError, match=r"^media\[0\]: is a recording, .* images alone"):
+        engine.prompt(text, media=[sound])
 
 
 def test_pictures_are_equal_where_size_and_pixels_are() -> None:

@@ -12,7 +12,9 @@ from forerun.core.prompt import PromptSegment
 from forerun.engine.media_desk import MediaDesk
 from forerun.engine.media_mail import Measure, MediaMail, RemoteMediaReader
 from forerun.errors import InvalidRequestError
-from forerun.media.picture import MediaKind, Picture
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind
+from forerun.media.picture import Picture
 from forerun.testing import FakeMediaReader
 
 PICTURE = Picture.of(2, 1, b"redgrn")
@@ -48,7 +50,7 @@ class CountingWorker:
     """Answers questions as the process would."""
 
     def __init__(self) -> None:
-        self.asked: list[Picture] = []
+        self.asked: list[Media] = []
 
     def ask(self, question: Measure) -> Future[tuple[PromptSegment, ...]]:
         self.asked.append(question.item)

@@ -25,6 +25,8 @@ from forerun.errors import (
     StepFailedError,
 )
 from forerun.media.picture import Picture
+from forerun.media.sound import Sound
+from tests.media.sounds import tone
 
 FULL = SamplingParams(
     max_tokens=5,
@@ -110,14 +112,16 @@ def test_media_travel_by_what_they_are_called_and_pixels_stay_behind() -> None:
 
 def test_pixels_come_as_they_were_sent_where_they_are_asked_for() -> None:
     picture = Picture.of(2, 1, b"redgrn")
-    for sent in (GiveMedia("digest", picture), GiveMedia("digest", None)):
+    sound = tone()
+    for sent in (GiveMedia("digest", picture), GiveMedia("digest", sound), GiveMedia("digest", None)):
         data = messages.encode(sent)
         found = messages.commands().decode(data[messages.LENGTH.size :])
         assert found == sent
         assert isinstance(found, GiveMedia)
-        assert found.item is None or found.item.rgb == picture.rgb
-    question = messages.question_of(messages.asked(1, Measure(picture)))
-    assert question == Measure(picture)
+        assert not isinstance(found.item, Picture) or found.item.rgb == picture.rgb
+        assert not isinstance(found.item, Sound) or found.item.samples == sound.samples
+    for item in (picture, sound):
+        assert messages.question_of(messages.asked(1, Measure(item))) == Measure(item)
     segments = (PromptSegment.text([1]), PromptSegment.media("image", 3, 1))
     assert messages.answer_of(messages.answered(1, segments), Measure) == segments
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import InvalidConfigError, InvalidRequestError, OverloadedError
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind
 from forerun.media.limits import MediaLimits
 from forerun.media.loading import MediaLoader
-from forerun.media.picture import Media, MediaKind, Picture
-from forerun.media.remembered import RememberedPictures
+from forerun.media.picture import Picture
+from forerun.media.remembered import RememberedMedia
 from forerun.media.sources import Base64, MediaSource, Url
 from tests.media.pictures import BLUE, RED, plain
 
@@ -44,6 +46,10 @@ def loaded(loader: MediaLoader, given: Sequence[MediaSource]) -> list[Media]:
     return asyncio.run(loader.load(given))
 
 
+def pictures(loader: MediaLoader, given: Sequence[MediaSource]) -> list[Picture]:
+    return [item for item in loaded(loader, given) if isinstance(item, Picture)]
+
+
 def refusal(loader: MediaLoader, given: Sequence[MediaSource]) -> str:
     with pytest.raises(InvalidRequestError) as error:
         loaded(loader, given)
@@ -52,23 +58,23 @@ def refusal(loader: MediaLoader, given: Sequence[MediaSource]) -> str:
 
 def test_pictures_come_in_the_order_they_were_named_in_and_equal_ones_are_one(loader: MediaLoader) -> None:
     red, blue = plain(RED), plain(BLUE)
-    found = loaded(loader, sources(data_url(red), Base64(base64.b64encode(blue).decode()), data_url(red)))
+    found = pictures(loader, sources(data_url(red), Base64(base64.b64encode(blue).decode()), data_url(red)))
     assert [picture.rgb[:3] for picture in found] == [bytes(RED), bytes(BLUE), bytes(RED)]
     assert found[0] is found[2]
-    assert loaded(loader, sources(data_url(blue)))[0] is found[1]  # it was not decoded again
+    assert pictures(loader, sources(data_url(blue)))[0] is found[1]  # it was not decoded again
 
 
 @pytest.mark.parametrize(
     "header", ["data:image/png;base64", "DATA:;BASE64", "data:image/jpeg;name=a.png;base64", "data:text/html;base64"]
 )
 def test_what_a_picture_is_is_told_from_its_bytes(loader: MediaLoader, header: str) -> None:
-    assert loaded(loader, [image(data_url(plain(RED), header))])[0].rgb[:3] == bytes(RED)
+    assert pictures(loader, [image(data_url(plain(RED), header))])[0].rgb[:3] == bytes(RED)
 
 
 def test_base64_may_be_broken_into_lines(loader: MediaLoader) -> None:
     lines = base64.encodebytes(plain(RED)).decode()
     assert "\n" in lines
-    assert loaded(loader, [image(Base64(lines))])[0].width == 56
+    assert pictures(loader, [image(Base64(lines))])[0].width == 56
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,9 @@ def test_what_leads_to_no_picture_is_refused_by_name(loader: MediaLoader, at: Ur
 
 def test_a_request_has_so_many_pictures_and_pixels_at_most(loader: MediaLoader) -> None:
     five = sources(*[data_url(plain((index, 0, 0))) for index in range(5)])
-    with pytest.raises(InvalidRequestError, match=r"parts\[4\]: is one of 5 images, a request may have 4"):
+    with pytest.raises(
+        InvalidRequestError, match=r"parts\[4\]: is one of 5 images and recordings, a request may have 4"
+    ):
         loader.check(five, IMAGES)
     loader.check(five[:4], IMAGES)
     assert "has 101 x 100 = 10100 pixels, at most 10000" in refusal(loader, sources(data_url(plain(size=(101, 100)))))
@@ -120,7 +128,7 @@ def test_files_of_the_folder_are_read(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"text")
     loader = MediaLoader(root=tmp_path)
     try:
-        assert loaded(loader, [image(Url("file:a.png"))])[0].width == 56
+        assert pictures(loader, [image(Url("file:a.png"))])[0].width == 56
         assert "is no picture" in refusal(loader, [image(Url("file:b.txt"))])
         assert "is no file under" in refusal(loader, [image(Url("file:../x"))])
     finally:
@@ -134,7 +142,7 @@ def picture(number: int) -> Picture:
 
 
 def test_case_k6_what_is_remembered_stays_within_its_budget_over_500_pictures() -> None:
-    remembered = RememberedPictures(kept_bytes=3_000, held_bytes=100_000)
+    remembered = RememberedMedia(kept_bytes=3_000, held_bytes=100_000)
     for number in range(500):
         remembered.add(b"%d" % number, picture(number % 251))
         assert remembered.held_bytes <= 3_000
@@ -143,7 +151,7 @@ def test_case_k6_what_is_remembered_stays_within_its_budget_over_500_pictures() 
 
 
 def test_pictures_of_open_requests_are_found_and_bounded() -> None:
-    remembered = RememberedPictures(kept_bytes=300, held_bytes=900)
+    remembered = RememberedMedia(kept_bytes=300, held_bytes=900)
     held = [remembered.add(b"%d" % number, picture(number)) for number in range(3)]
     assert remembered.find(b"0") is held[0]
     assert remembered.add(b"0", picture(0)) is held[0]
@@ -151,4 +159,4 @@ def test_pictures_of_open_requests_are_found_and_bounded() -> None:
         remembered.add(b"3", picture(3))
     held.clear()
     gc.collect()
-    assert remembered.add(b"3", picture(3)).width == 10
+    assert remembered.add(b"3", picture(3)) == picture(3)

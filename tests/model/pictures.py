@@ -17,6 +17,7 @@ from forerun.core.request import SamplingParams
 from forerun.engine.engine import BlockingEngine
 from forerun.engine.output import Output
 from forerun.engine_config import EngineConfig
+from forerun.media.item import Media
 from forerun.media.picture import Picture
 from forerun.native.encoder import MediaEncoder
 from forerun.native.runner import LlamaRunner
@@ -35,11 +36,11 @@ def noise(seed: int, width: int = 112, height: int = 84) -> Picture:
     return Picture.of(width, height, pixels.tobytes())
 
 
-def with_pictures(*parts: str | Picture) -> tuple[PromptText, list[Picture]]:
-    """A text with pictures where they stand."""
+def with_pictures(*parts: str | Media) -> tuple[PromptText, list[Media]]:
+    """A text with pictures, or recordings, where they stand."""
     text = ""
     places: list[tuple[int, int]] = []
-    pictures: list[Picture] = []
+    pictures: list[Media] = []
     for part in parts:
         if isinstance(part, str):
             text += part
@@ -73,11 +74,11 @@ class Seeing:
     engine: BlockingEngine
     encoder: MediaEncoder
 
-    def prompt(self, *parts: str | Picture) -> PromptLayout:
+    def prompt(self, *parts: str | Media) -> PromptLayout:
         text, pictures = with_pictures(*parts)
         return self.engine.prompt(text, media=pictures)
 
-    def ask(self, *parts: str | Picture, tokens: int = 8, cold: bool = False, **params: Any) -> Output:
+    def ask(self, *parts: str | Media, tokens: int = 8, cold: bool = False, **params: Any) -> Output:
         """The greedy answer; `cold`: with nothing reused."""
         asked = SamplingParams(max_tokens=tokens, ignore_eos=True, **params)
         (output,) = self.engine.generate(self.prompt(*parts), asked, reuses_cache=not cold)

@@ -127,9 +127,9 @@ def test_memory_is_judged_with_the_projector_and_what_pictures_are_remembered_in
     config = EngineConfig(model=str(model_path), n_ctx=256, cache_ram=0, media_cache=2**20)
     found = preflight(replace(config, projector=str(projector)))
     assert found.beside["projector"] == projector.stat().st_size
-    assert found.beside["encoded pictures"] == 2**20
+    assert found.beside["encoded media"] == 2**20
     assert found.places[0].needed >= sum(found.beside.values())
-    assert not {"projector", "encoded pictures"} & preflight(config).beside.keys()
+    assert not {"projector", "encoded media"} & preflight(config).beside.keys()
 
 
 # --- case M1 ----------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_picture_whose_pixels_are_gone_ends_its_request_alone(shared: Seeing) 
     without = layout.prefix(layout.end)
     for number in range(9):  # what was prepared for it is pushed out
         shared.prompt(noise(200 + number))
-    with pytest.raises(StepFailedError, match="its pixels are gone: send it again"):
+    with pytest.raises(StepFailedError, match="its content is gone: send it again"):
         list(shared.engine.generate(without, SamplingParams(max_tokens=4)))
     assert shared.ask("Still here?").error is None
 

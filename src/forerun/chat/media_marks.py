@@ -28,7 +28,7 @@ def without_marks(text: PromptText, marks: Sequence[str]) -> PromptText:
         media.append((match.start() - passed, numbers[match[0]]))
     if missing := numbers.keys() - {text.text[offset] for offset in offsets}:
         number = min(numbers[mark] for mark in missing) + 1
-        said = f"the model's chat template leaves out item {number} of the {len(marks)} images in them"
+        said = f"the model's chat template leaves out item {number} of the {len(marks)} images and recordings in them"
         raise InvalidRequestError("messages", said)
     return PromptText(re.sub(f"[{''.join(marks)}]", "", text.text), _shifted(text.plain, offsets), tuple(media))
 

@@ -103,14 +103,16 @@ def _text_of(field: str, message: Message, marks: Iterator[str]) -> str:
 
 def _mark(field: str, role: str, marks: Iterator[str]) -> str:
     if role not in MEDIA_ROLES:
-        raise InvalidRequestError(field, f"images belong to messages of the user or of tools, not of {role!r}")
+        raise InvalidRequestError(
+            field, f"images and recordings belong to messages of the user or of tools, not of {role!r}"
+        )
     return next(marks)
 
 
 def joined(texts: Sequence[str]) -> str:
     """Parts of one message as one text: a line each, so that words do not grow together; the same for every API.
 
-    No line is put between a text and an image beside it: models were trained without one.
+    No line is put between a text and an image or recording beside it: models were trained without one.
     """
     return "\n".join(texts)
 

@@ -160,6 +160,10 @@ def run(
         list[Path] | None,
         typer.Option(metavar="FILE", dir_okay=False, help="An image shown before each prompt; may be repeated."),
     ] = None,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="A recording played before each prompt; may be repeated."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", metavar=_FLAG, help="Prompts as they are, without the model's chat template.")
     ] = False,
@@ -181,7 +185,13 @@ def run(
     from forerun.cli.run import RunOptions, run_prompts
 
     options = RunOptions(
-        system=system, images=image or (), raw=raw, json=json, explains=explain_tokens, verbose=verbose
+        system=system,
+        images=image or (),
+        recordings=audio or (),
+        raw=raw,
+        json=json,
+        explains=explain_tokens,
+        verbose=verbose,
     )
     run_prompts(model, sampling, prompts, options)
 

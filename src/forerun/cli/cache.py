@@ -54,7 +54,7 @@ def show_stats(cache_dir: str, *, as_json: bool) -> None:
         table.add_row(Text(model.name), model.key[:_KEY_DIGITS], *_figures(model))
     console = Console(highlight=False)
     console.print(table)
-    media = f", and {size(encoded_bytes)} of encoded pictures" if encoded else ""
+    media = f", and {size(encoded_bytes)} of encoded media" if encoded else ""
     console.print(f"{size(sum(model.nbytes for model in models))} in {cache_dir}{media}", markup=False)
 
 
@@ -159,7 +159,7 @@ def clear_cache(cache_dir: str, *, model: str | None, older_than: str | None, ye
         typer.echo("nothing to delete")
         return
     told = f"{len(doomed)} segments, {size(sum(file.nbytes for _, file in doomed))}"
-    told += f"; {len(media)} encoded pictures, {size(sum(file.nbytes for file in media))}" if media else ""
+    told += f"; {len(media)} encoded spans of media, {size(sum(file.nbytes for file in media))}" if media else ""
     if not yes and not typer.confirm(f"Delete {told} in {cache_dir}?", err=True):
         raise typer.Exit(1)
     for one, file in doomed:

@@ -21,12 +21,12 @@ from forerun.cli.terminal import Terminal
 from forerun.compose import Engine
 from forerun.core.prompt import PromptLayout
 from forerun.core.request import SamplingParams, Usage
-from forerun.engine.intake import READS_TEXT_ALONE
 from forerun.engine.output import Output
 from forerun.errors import InvalidRequestError
+from forerun.media.item import Media
+from forerun.media.kind import why_unread
 from forerun.media.parts import media_part
-from forerun.media.picture import Picture
-from forerun.media.reading import read_picture
+from forerun.media.reading import read_picture, read_sound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class RunOptions:
     system: str | None
     images: Sequence[Path] = ()
     """Shown before each prompt."""
+    recordings: Sequence[Path] = ()
+    """Played before each prompt, behind the images."""
     raw: bool
     json: bool
     explains: bool
@@ -45,22 +47,23 @@ def run_prompts(model: ModelOptions, sampling: SamplingOptions, prompts: Sequenc
     """Answer the prompts as one batch; exits with 1 where some of several failed."""
     if options.raw and options.system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
-    if options.raw and options.images:
-        raise typer.BadParameter("--image needs the chat template that --raw leaves out")
+    if options.raw and (options.images or options.recordings):
+        raise typer.BadParameter("--image and --audio need the chat template that --raw leaves out")
     params, config = sampling.params(), model.config()
     texts = read_prompts(prompts)
-    pictures = [read_picture(file) for file in options.images]
+    shown: list[Media] = [*map(read_picture, options.images), *map(read_sound, options.recordings)]
     terminal = Terminal(verbose=options.verbose)
     with terminal.load(config) as engine:
         if options.system is not None and not engine.has_chat_template:
             name = engine.model_name
             raise InvalidRequestError("system", f"{name} has no chat template to put a system message into")
-        if pictures and not engine.media_kinds:
-            raise InvalidRequestError("image", READS_TEXT_ALONE)
+        for item in shown:
+            if item.kind not in engine.media_kinds:
+                raise InvalidRequestError(item.kind, why_unread(item.kind, engine.media_kinds))
         if config.synthetic_acceptance is not None:
             terminal.warn_synthetic()
         started = time.monotonic()
-        asked = [_prompt(engine, text, options, pictures) for text in texts]
+        asked = [_prompt(engine, text, options, shown) for text in texts]
         if len(texts) == 1 and not options.json:
             outputs = _stream(engine, asked[0], params, options, terminal)
         else:
@@ -86,13 +89,13 @@ def _standard_input() -> str:
         raise InvalidRequestError("prompt", f"standard input is not UTF-8 at byte {error.start}") from None
 
 
-def _prompt(engine: Engine, text: str, options: RunOptions, pictures: Sequence[Picture]) -> PromptLayout | str:
+def _prompt(engine: Engine, text: str, options: RunOptions, shown: Sequence[Media]) -> PromptLayout | str:
     """What the engine is given for a prompt; one that is empty goes as it is, to be refused like any bad prompt."""
-    if (options.system is None and not pictures) or not text:
+    if (options.system is None and not shown) or not text:
         return text
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    shown = [media_part(picture.kind, picture) for picture in pictures]
-    content = [*shown, {"type": "text", "text": text}] if shown else text
+    parts = [media_part(item.kind, item) for item in shown]
+    content = [*parts, {"type": "text", "text": text}] if parts else text
     return engine.chat_prompt([*system, {"role": "user", "content": content}])
 
 

@@ -19,7 +19,8 @@ from forerun.engine.loop import EngineLoop
 from forerun.engine.parts import ChatRenderer, Constrain, EngineParts, MediaReader
 from forerun.engine.tokenizer import Tokenizer
 from forerun.engine.worker import EngineWorker, Worker
-from forerun.media.picture import Media, MediaKind
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ from forerun.engine.output import Output, refusal
 from forerun.engine.parts import ChatRenderer, Constrain, MediaReader, Message
 from forerun.engine.tokenizer import Tokenizer, check_unicode
 from forerun.errors import EngineClosedError, ForerunError, InvalidRequestError
+from forerun.media.item import Media
+from forerun.media.kind import why_unread
 from forerun.media.parts import media_of
-from forerun.media.picture import Media, Picture
 
 Prompt: TypeAlias = str | Sequence[int] | NDArray[np.int32] | PromptLayout
 """Text (a user's message where the model has a chat template), token ids, or a whole layout."""
@@ -155,8 +156,10 @@ class Intake:
     def _read(self, index: int, item: object) -> Sequence[PromptSegment]:
         if self._media is None:
             raise InvalidRequestError(f"media[{index}]", READS_TEXT_ALONE)
-        if not isinstance(item, Picture):
-            raise InvalidRequestError(f"media[{index}]", f"is a Picture, got {type(item).__name__}")
+        if not isinstance(item, Media):
+            raise InvalidRequestError(f"media[{index}]", f"is a Picture or a Sound, got {type(item).__name__}")
+        if item.kind not in self._media.kinds:
+            raise InvalidRequestError(f"media[{index}]", why_unread(item.kind, self._media.kinds))
         try:
             return self._media.segments(item)
         except InvalidRequestError as error:

@@ -9,7 +9,7 @@ from forerun.core.prompt import PromptSegment
 from forerun.engine.media_mail import Measure, MediaMail
 from forerun.engine.parts import MediaReader
 from forerun.errors import InvalidRequestError
-from forerun.media.picture import Media
+from forerun.media.item import Media
 
 
 class MediaDesk:

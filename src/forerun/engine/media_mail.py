@@ -18,7 +18,8 @@ from forerun.core.prompt import PromptSegment
 from forerun.engine.loop import EngineLoop
 from forerun.engine.worker import Worker
 from forerun.errors import EngineError
-from forerun.media.picture import Media, MediaKind
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind
 
 _KNOWN: Final = 4096
 _PATIENCE: Final = 30.0

@@ -9,7 +9,8 @@
     [ length: 4 bytes, little endian | msgpack ]
 
 Nothing is pickled: each message is decoded into the types it is declared with. Prompts are the bytes of their token
-ids, in the machine's order: both sides are one machine. Media spans travel by identity, pixels only when asked for.
+ids, in the machine's order: both sides are one machine. Media spans travel by identity, what they are of only when
+asked for.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from forerun.engine.loading import LoadPhase
 from forerun.engine.media_mail import Measure
 from forerun.engine.questions import ClearCache, Counts, Explain, LookUp, Pin, Question, Stats
 from forerun.errors import EngineError, ForerunError, InvalidConfigError, InvalidRequestError
-from forerun.media.picture import Picture
+from forerun.media.item import Media
 
 MAX_MESSAGE: Final = 256 * 2**20
 """Bytes. A prompt of the longest context there may be has 64 MiB."""
@@ -85,7 +86,7 @@ class GiveMedia(_Message, frozen=True):
     """What was wanted; None where nobody has it any more."""
 
     digest: str
-    item: Picture | None
+    item: Media | None
 
 
 class Close(_Message, frozen=True):

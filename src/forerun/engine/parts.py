@@ -13,7 +13,8 @@ from forerun.core.prompt_text import PromptText
 from forerun.core.scheduler import Scheduler
 from forerun.core.step import Runner, Vocabulary
 from forerun.engine.media_mail import MediaMail
-from forerun.media.picture import Media, MediaKind
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind
 
 Message: TypeAlias = Mapping[str, Any]
 """One message of a conversation, as chat templates expect it: at least `role` and `content`."""

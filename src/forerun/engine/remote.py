@@ -45,7 +45,7 @@ from forerun.engine.questions import Question
 from forerun.engine.turns import Opened, SuspectTurns
 from forerun.engine.worker import STALL_AFTER, Sink
 from forerun.errors import EngineClosedError, EngineDiedError, EngineError, ForerunError, OverloadedError
-from forerun.media.picture import Picture
+from forerun.media.item import Media
 
 logger = logging.getLogger(__name__)
 
@@ -327,7 +327,7 @@ class RemoteWorker:
 
     def _give_media(self, digest: str) -> None:
         items = (item for opened in self._open.values() for item in opened.request.prompt.media.values())
-        found = next((item for item in items if item.digest == digest and isinstance(item, Picture)), None)
+        found = next((item for item in items if item.digest == digest and isinstance(item, Media)), None)
         if self._process is not None:
             self._process.send(GiveMedia(digest, found))
 

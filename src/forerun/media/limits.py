@@ -24,7 +24,12 @@ class MediaLimits:
     """Of all pictures of one request."""
     max_aspect: float = 200.0
     """The longer side as a multiple of the shorter one; projectors are not made for more."""
+    max_audio_seconds: float = 600.0
+    """Of one recording: 58 MB once decoded, where it has 48,000 samples a second."""
+    max_seconds: float = 1800.0
+    """Of all recordings of one request."""
     decode_seconds: float = 10.0
+    """That decoding one item may take."""
     fetch_seconds: float = 10.0
     """From asking for an address to the last byte, redirects included."""
 
@@ -38,6 +43,11 @@ class MediaLimits:
                 f"is less than max_image_pixels: {self.max_pixels} pixels a request, {self.max_image_pixels} a picture"
             )
             raise InvalidConfigError("max_pixels", said)
+        if self.max_seconds < self.max_audio_seconds:
+            said = (
+                f"is less than max_audio_seconds: {self.max_seconds:g} s a request, {self.max_audio_seconds:g} s each"
+            )
+            raise InvalidConfigError("max_seconds", said)
 
 
 _RANGES: Final = (
@@ -46,6 +56,8 @@ _RANGES: Final = (
     ("max_image_pixels", 1, _MOST_PIXELS),
     ("max_pixels", 1, 64 * _MOST_PIXELS),
     ("max_aspect", 1.0, 65_536.0),
+    ("max_audio_seconds", 0.1, 2_400.0),
+    ("max_seconds", 0.1, 86_400.0),
     ("decode_seconds", 0.001, 600.0),
     ("fetch_seconds", 0.001, 600.0),
 )

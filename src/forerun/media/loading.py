@@ -14,12 +14,15 @@ from typing import Final
 
 from forerun.errors import InvalidConfigError, InvalidRequestError, OverloadedError
 from forerun.media.addresses import AllowedHost
-from forerun.media.decoding import PROCESSES, PictureDecoder
+from forerun.media.decoding import PROCESSES, MediaDecoder
 from forerun.media.fetching import MediaFetcher
 from forerun.media.files import MediaFolder
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind, why_unread
 from forerun.media.limits import MediaLimits
-from forerun.media.picture import Media, MediaKind
-from forerun.media.remembered import RememberedPictures
+from forerun.media.picture import Picture
+from forerun.media.remembered import RememberedMedia
+from forerun.media.sound import Sound
 from forerun.media.sources import Base64, FileAddress, HttpAddress, MediaSource, Place, Url, decoded_base64, place_of
 
 _WAITING: Final = 256
@@ -44,8 +47,8 @@ class MediaLoader:
         self._limits = limits or MediaLimits()
         self._folder = None if root is None else _folder(root)
         self._fetcher = fetcher or (MediaFetcher(hosts, self._limits) if hosts else None)
-        self._decoder = PictureDecoder(self._limits)
-        self._remembered = RememberedPictures()
+        self._decoder = MediaDecoder(self._limits)
+        self._remembered = RememberedMedia()
         self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="forerun-media")
         self._open = 0
 
@@ -53,11 +56,10 @@ class MediaLoader:
         """What can be said of sources before any is read. Raises InvalidRequestError, naming the first wrong one."""
         for source in sources:
             if source.kind not in kinds:
-                said = f"is an {source.kind}, and this model reads text alone: load one with its projector (--mmproj)"
-                raise InvalidRequestError(source.field, said)
+                raise InvalidRequestError(source.field, why_unread(source.kind, kinds))
         most = self._limits.max_items
         if len(sources) > most:
-            said = f"is one of {len(sources)} images, a request may have {most}"
+            said = f"is one of {len(sources)} images and recordings, a request may have {most}"
             raise InvalidRequestError(sources[most].field, said)
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
@@ -66,7 +68,7 @@ class MediaLoader:
         Raises InvalidRequestError naming a source, OverloadedError.
         """
         if self._open + len(sources) > _WAITING:
-            raise OverloadedError(f"{self._open} pictures are being read; try again later", _AGAIN)
+            raise OverloadedError(f"{self._open} images and recordings are being read; try again later", _AGAIN)
         self._open += len(sources)
         try:
             return await self._loaded(sources)
@@ -77,19 +79,19 @@ class MediaLoader:
         unlike: dict[Base64 | Url, MediaSource] = {}
         for source in sources:
             unlike.setdefault(source.at, source)
-        pixels = _Pixels(self._limits.max_pixels)
+        amount = _Amount(self._limits)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {at: group.create_task(self._item(source, pixels)) for at, source in unlike.items()}
+                tasks = {at: group.create_task(self._item(source, amount)) for at, source in unlike.items()}
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [tasks[source.at].result() for source in sources]
 
-    async def _item(self, source: MediaSource, pixels: _Pixels) -> Media:
+    async def _item(self, source: MediaSource, amount: _Amount) -> Media:
         place = place_of(source)
         data = await self._fetched(place, source.field) if isinstance(place, HttpAddress) else None
-        item = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, place, data, source.field)
-        pixels.add(item, source.field)
+        item = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, source, place, data)
+        amount.add(item, source.field)
         return item
 
     async def _fetched(self, place: HttpAddress, field: str) -> bytes:
@@ -100,17 +102,18 @@ class MediaLoader:
             )
         return await self._fetcher.fetch(place.url, field)
 
-    def _read(self, place: Place, data: bytes | None, field: str) -> Media:
+    def _read(self, source: MediaSource, place: Place, data: bytes | None) -> Media:
         """On a thread."""
+        field = source.field
         match place:
             case Base64():
                 data = decoded_base64(place, field, self._limits.max_item_bytes)
             case FileAddress():
                 data = self._file(place, field)
         assert data is not None
-        digest = hashlib.sha256(data).digest()
+        digest = source.kind.encode() + hashlib.sha256(data).digest()
         known = self._remembered.find(digest)
-        return known or self._remembered.add(digest, self._decoder.decode(data, field))
+        return known or self._remembered.add(digest, self._decoder.decode(source.kind, data, field))
 
     def _file(self, place: FileAddress, field: str) -> bytes:
         if self._folder is None:
@@ -128,19 +131,27 @@ class MediaLoader:
         return f"MediaLoader({self._open} being read, {self._remembered!r}, {self._decoder!r})"
 
 
-class _Pixels:
-    """Those of one request."""
+class _Amount:
+    """Of what one request shows."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._count = 0
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._pixels = 0
+        self._seconds = 0.0
 
     def add(self, item: Media, field: str) -> None:
         """Raises InvalidRequestError."""
-        self._count += item.width * item.height
-        if self._count > self._most:
-            said = f"brings the request's pictures to {self._count} pixels, at most {self._most} are read; send fewer"
-            raise InvalidRequestError(field, said)
+        match item:
+            case Picture():
+                self._pixels += item.width * item.height
+                of, most, count = "pictures", f"{self._limits.max_pixels} are read", f"{self._pixels} pixels"
+                is_too_much = self._pixels > self._limits.max_pixels
+            case Sound():
+                self._seconds += item.seconds
+                of, most, count = "recordings", f"{self._limits.max_seconds:g} s are heard", f"{self._seconds:.4g} s"
+                is_too_much = self._seconds > self._limits.max_seconds
+        if is_too_much:
+            raise InvalidRequestError(field, f"brings the request's {of} to {count}, at most {most}; send fewer")
 
 
 def _folder(root: Path) -> MediaFolder:

@@ -1,8 +1,9 @@
 """Media among the parts of messages.
 
     {"type": "image", "image": Picture}   in a user's words, or in what a tool gave
+    {"type": "audio", "audio": Sound}
 
-What stands there is a Picture for the engine; for a server that has not read it yet, where it is to be found.
+What stands there is decoded for the engine; for a server that has not read it yet, where it is to be found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from forerun.media.picture import MediaKind
+from forerun.media.kind import MediaKind
 
 MEDIA_TYPES: Final = tuple(kind.value for kind in MediaKind)
 

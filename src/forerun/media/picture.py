@@ -1,29 +1,24 @@
-"""Media as the engine takes it: decoded, checked, named by content."""
+"""A picture as the engine takes it: decoded, checked, named by content."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import ClassVar, Final, Self, TypeAlias
+from typing import ClassVar, Final, Self
+
+import msgspec
+
+from forerun.media.kind import MediaKind
 
 _CHANNELS: Final = 3
 _DIGEST_OF: Final = b"forerun picture 1"
 
 
-class MediaKind(StrEnum):
-    """What a projector may be able to read."""
-
-    IMAGE = "image"
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True, eq=False, weakref=True, tag="image"):
     """An upright picture: rotated as its file says, the first frame of an animation, what is transparent on white."""
 
     width: int
     height: int
-    rgb: bytes = field(repr=False)
+    rgb: bytes
     """A byte for red, green and blue of each pixel, row by row from the top."""
     digest: str
     """SHA-256 of size and pixels, in hexadecimal: equal ones look the same, whatever file they came from."""
@@ -39,6 +34,11 @@ class Picture:
         digest.update(rgb)
         return cls(width, height, rgb, digest.hexdigest())
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return len(self.rgb)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Picture):
             return NotImplemented
@@ -47,6 +47,5 @@ class Picture:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-
-Media: TypeAlias = Picture
-"""What stands between the texts of a prompt."""
+    def __repr__(self) -> str:
+        return f"Picture(width={self.width}, height={self.height}, digest={self.digest!r})"

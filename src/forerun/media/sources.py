@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from forerun.errors import InvalidRequestError
-from forerun.media.picture import MediaKind
+from forerun.media.kind import MediaKind
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _MAX_ADDRESS: Final = 8192

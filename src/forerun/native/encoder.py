@@ -1,6 +1,6 @@
 """Encodes media spans beside the steps, one at a time on a thread of its own, and remembers what came out.
 
-engine thread   EncodeMedia, ForgetMedia ──►  asked   [ encoding thread ]  cache ─ or ─ picture, chunk, projector
+engine thread   EncodeMedia, ForgetMedia ──►  asked   [ encoding thread ]  cache ─ or ─ item, chunk, projector
                 MediaRows                ◄──  ready  ◄─┘
 """
 
@@ -24,7 +24,7 @@ from forerun.core.encoding import (
 from forerun.core.prompt import MediaItem, MediaSpan
 from forerun.core.step import FailureKind
 from forerun.errors import ForerunError, InvalidRequestError
-from forerun.media.picture import Media, Picture
+from forerun.media.item import Media
 from forerun.native.context import NativeStepError
 from forerun.native.encoded import Encoded
 from forerun.native.projector import MediaChunk, Projector
@@ -159,8 +159,8 @@ class MediaEncoder:
     def _prepare(self, wanted: EncodeMedia) -> MediaChunk:
         identity = wanted.span.identity
         item = wanted.item or self._fetch(identity.split(":")[1])
-        if not isinstance(item, Picture):
-            raise InvalidRequestError("", "its pixels are gone: send it again")
+        if not isinstance(item, Media):
+            raise InvalidRequestError("", "its content is gone: send it again")
         return self._chunks.chunk(identity, item)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a model is shown of a picture, for whoever builds prompts; and its chunks, for whoever encodes them."""
+"""What a model is shown of an item of media, for whoever builds prompts; and its chunks, for whoever encodes them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Final
 
 from forerun.core.prompt import PromptSegment
 from forerun.errors import InvalidRequestError
-from forerun.media.picture import Media, MediaKind
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind
 from forerun.native.projector import MediaChunk, Projector
 
 _CHUNKS_KEPT: Final = 8
 _TOKENS_KEPT: Final = 8192
 """Preprocessed spans, between the reading of a prompt and its encoding: about 10 KB a token. One item's are always."""
 _KNOWN: Final = 4096
-"""Pictures whose segments are remembered, a few hundred bytes each."""
+"""Items whose segments are remembered, a few hundred bytes each."""
 
 
 class LlamaMediaReader:
@@ -35,7 +36,8 @@ class LlamaMediaReader:
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
-        return frozenset({MediaKind.IMAGE} if self._projector.has_vision else ())
+        reads = {MediaKind.IMAGE: self._projector.has_vision, MediaKind.AUDIO: self._projector.has_audio}
+        return frozenset(kind for kind, is_read in reads.items() if is_read)
 
     def segments(self, item: Media) -> Sequence[PromptSegment]:
         """The item as the model reads it. Raises InvalidRequestError where it has too many tokens."""
@@ -89,7 +91,7 @@ class LlamaMediaReader:
     def _check(self, chunk: MediaChunk) -> None:
         if chunk.tokens > self._most_tokens:
             raise InvalidRequestError(
-                "", f"has {chunk.tokens} tokens, but the context holds {self._most_tokens}: send a smaller one"
+                "", f"has {chunk.tokens} tokens, but the context holds {self._most_tokens}: send less of it"
             )
         if not chunk.is_causal and chunk.tokens > self._most_together:
             raise InvalidRequestError(
@@ -99,4 +101,4 @@ class LlamaMediaReader:
             )
 
     def __repr__(self) -> str:
-        return f"LlamaMediaReader({self._projector!r}, {len(self._segments)} pictures known)"
+        return f"LlamaMediaReader({self._projector!r}, {len(self._segments)} items known)"

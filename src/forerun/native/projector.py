@@ -1,9 +1,10 @@
-"""A model's projector (mmproj): from a picture to what the model reads of it, through llama.cpp's mtmd.
+"""A model's projector (mmproj): from a picture or a recording to what the model reads of it, through llama.cpp's mtmd.
 
-    picture ──place──► [ text tokens | chunk | text tokens ... ]      preprocessed; tens of milliseconds
+    item ──place──► [ text tokens | chunk | text tokens ... ]      preprocessed; tens of milliseconds
                                         └──encode──► embeddings       a row for each logical token; seconds
 
-The tokens around and between chunks are the model's own marks (`<|vision_start|>`, rows of slices).
+The tokens around and between chunks are the model's own marks (`<|vision_start|>`, rows of slices). A long recording is
+several chunks, half a minute each with most models.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Self
 
 import numpy as np
 from llama_cpp import llama_cpp, mtmd_cpp
@@ -23,29 +24,22 @@ from numpy.typing import NDArray
 
 from forerun.core.prompt import Tokens, as_tokens
 from forerun.errors import InvalidRequestError, ModelLoadError
+from forerun.media.item import Media
+from forerun.media.kind import MediaKind, why_unread
+from forerun.media.picture import Picture
+from forerun.media.sound import Sound
 from forerun.native.encoded import Embeddings, Geometry
 from forerun.native.log import log_callback, native_log
 from forerun.native.model import LlamaModel
+from forerun.native.resampling import RESAMPLER, resampled
 from forerun.native.uninterrupted import uninterrupted
 
 _CLOSED = "the engine was closed"
 
 
-class PixelSource(Protocol):
-    """A picture: rows of red, green and blue bytes, from the top."""
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def rgb(self) -> bytes: ...
-
-
 class MediaChunk:
-    """A preprocessed span, ready to be encoded. Owns native memory: about 12 bytes a pixel of the resized picture."""
+    """A preprocessed span, ready to be encoded. Owns native memory: about 12 bytes a pixel of the resized picture, or
+    some 50 KB a second of a recording."""
 
     def __init__(self, handle: int, geometry: Geometry, *, positions: int, is_causal: bool) -> None:
         self.handle = handle
@@ -71,7 +65,7 @@ class Projector:
     def __init__(self, path: Path, handle: int, model: LlamaModel, identity: str) -> None:
         self.path = path
         self.identity = identity
-        """Of all that embeddings depend on beside the picture."""
+        """Of all that embeddings depend on beside the item."""
         self._handle = handle
         self._model = model
         self._placing = threading.Lock()
@@ -81,6 +75,8 @@ class Projector:
         self._width: int = llama_cpp.llama_model_n_embd_inp(model.handle)
         self._marker: bytes = mtmd_cpp.mtmd_get_marker(handle)
         self.has_vision: bool = mtmd_cpp.mtmd_support_vision(handle)
+        self._audio_rate: int = mtmd_cpp.mtmd_get_audio_sample_rate(handle)
+        """Samples a second; below 0 where it hears nothing."""
         self.is_causal: bool = not mtmd_cpp.mtmd_decode_use_non_causal(handle, None)
         """Whether spans may be evaluated in parts."""
         self.uses_mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(handle)
@@ -102,14 +98,18 @@ class Projector:
             raise ModelLoadError(f"{path}: llama.cpp could not load this projector for {model.path.name}: {reasons}")
         return cls(path, handle, model, identity)
 
-    # --- from pixels to chunks ---
+    @property
+    def has_audio(self) -> bool:
+        return self._audio_rate > 0
 
-    def place(self, picture: PixelSource) -> list[Tokens | MediaChunk]:
-        """A picture as the model reads it. Raises InvalidRequestError where it cannot be preprocessed."""
+    # --- from items to chunks ---
+
+    def place(self, item: Media) -> list[Tokens | MediaChunk]:
+        """An item as the model reads it. Raises InvalidRequestError where it cannot be preprocessed."""
         with self._placing:
             if self._is_closed:
                 raise InvalidRequestError("", _CLOSED)
-            bitmap = mtmd_cpp.mtmd_bitmap_init(picture.width, picture.height, _pixels(picture.rgb))
+            bitmap = self._bitmap(item)
             chunks = mtmd_cpp.mtmd_input_chunks_init()
             try:
                 self._tokenize(bitmap, chunks)
@@ -117,6 +117,20 @@ class Projector:
             finally:
                 mtmd_cpp.mtmd_input_chunks_free(chunks)
                 mtmd_cpp.mtmd_bitmap_free(bitmap)
+
+    def _bitmap(self, item: Media) -> int:
+        """mtmd's copy of an item, to be freed."""
+        match item:
+            case Picture():
+                pixels = ctypes.cast(ctypes.c_char_p(item.rgb), ctypes.POINTER(ctypes.c_uint8))
+                bitmap: int = mtmd_cpp.mtmd_bitmap_init(item.width, item.height, pixels)
+            case Sound():
+                if not self.has_audio:  # llama.cpp looks only later, and would be given a rate of -1
+                    raise InvalidRequestError("", why_unread(item.kind, {MediaKind.IMAGE}))
+                wave = resampled(item, self._audio_rate)
+                samples = wave.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+                bitmap = mtmd_cpp.mtmd_bitmap_init_from_audio(wave.size, samples)
+        return bitmap
 
     def _tokenize(self, bitmap: int, chunks: int) -> None:
         mark = native_log.mark()
@@ -191,11 +205,6 @@ def _free(handle: int, _model: LlamaModel) -> None:
     mtmd_cpp.mtmd_free(handle)
 
 
-def _pixels(rgb: bytes) -> Any:
-    """Where the bytes lie; mtmd copies them."""
-    return ctypes.cast(ctypes.c_char_p(rgb), ctypes.POINTER(ctypes.c_uint8))
-
-
 def _image_positions(image: int, start: int, tokens: int) -> NDArray[np.int32]:
     """M-RoPE positions of an image's rows, in the order of a batch: time, height, width, none."""
     found = (mtmd_cpp.mtmd_decoder_pos * tokens)()
@@ -205,6 +214,6 @@ def _image_positions(image: int, start: int, tokens: int) -> NDArray[np.int32]:
 
 
 def projector_identity(file_digest: str, build: str) -> str:
-    """Names all that embeddings depend on beside the picture: the projector's bytes, and the library that resizes and
-    encodes, which this runs with its defaults."""
-    return hashlib.sha256(f"forerun projector 1\0{file_digest}\0{build}".encode()).hexdigest()[:16]
+    """Names all that embeddings depend on beside the item: the projector's bytes, and the libraries that resize,
+    resample and encode, which this runs with their defaults."""
+    return hashlib.sha256(f"forerun projector 1\0{file_digest}\0{build}\0{RESAMPLER}".encode()).hexdigest()[:16]

@@ -9,9 +9,9 @@ from forerun.chat.formats import Tool
 from forerun.chat.messages import MEDIA_ROLES
 from forerun.core.grammar import Grammar, GrammarKind
 from forerun.errors import InvalidRequestError
+from forerun.media.kind import MediaKind
 from forerun.media.parts import media_part
-from forerun.media.picture import MediaKind
-from forerun.media.sources import MediaSource, Url
+from forerun.media.sources import Base64, MediaSource, Url
 from forerun.server.jobs import ChatJob, Message, Pin, ToolChoice
 from forerun.server.tools import allowed_names, check_tools, required_choice
 from forerun.server.wire.chat import (
@@ -29,6 +29,8 @@ ANY_OBJECT: Final = '{"type": "object"}'
 TIERS: Final = {"flex": -10, "priority": 10, "fast": 10}
 """What a service tier adds to the priority."""
 _MOST_BREAKPOINTS: Final = 4
+_MEDIA_FIELDS: Final = ("image_url", "input_audio")
+"""Of parts, which are of the type of that name."""
 HALF_HOUR, DAY = 1800.0, 86_400.0
 
 
@@ -88,17 +90,25 @@ def _template_message(message: ChatMessage, path: str) -> Message:
 
 def _template_part(part: ContentPart, given: dict[str, Any], role: str, path: str) -> Mapping[str, Any]:
     """`given`: the part as it came, which text stays."""
-    if part.type != "image_url":
-        if part.image_url is not None:
-            raise InvalidRequestError(
-                f"{path}.image_url", f"is for parts of type image_url, this is of type {part.type}"
-            )
+    for name in _MEDIA_FIELDS:
+        if part.type != name and getattr(part, name) is not None:
+            raise InvalidRequestError(f"{path}.{name}", f"is for parts of type {name}, this is of type {part.type}")
+    if part.type not in _MEDIA_FIELDS:
         return given
-    if part.image_url is None:
-        raise InvalidRequestError(f"{path}.image_url", "is required for the type image_url")
+    field = f"{path}.{part.type}"
+    if getattr(part, part.type) is None:
+        raise InvalidRequestError(field, f"is required for the type {part.type}")
     if role not in MEDIA_ROLES:
-        raise InvalidRequestError(f"{path}.image_url", f"belongs to messages of the user or of tools, not of {role!r}")
-    return media_part(MediaKind.IMAGE, MediaSource(MediaKind.IMAGE, f"{path}.image_url", Url(part.image_url.url)))
+        raise InvalidRequestError(field, f"belongs to messages of the user or of tools, not of {role!r}")
+    source = _source(part, field)
+    return media_part(source.kind, source)
+
+
+def _source(part: ContentPart, field: str) -> MediaSource:
+    if part.image_url is not None:
+        return MediaSource(MediaKind.IMAGE, field, Url(part.image_url.url))
+    assert part.input_audio is not None
+    return MediaSource(MediaKind.AUDIO, f"{field}.data", Base64(part.input_audio.data))
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -14,9 +14,9 @@ from forerun.core.prompt_text import PromptText
 from forerun.core.request import SamplingParams
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.errors import ContextExceededError, InvalidRequestError
+from forerun.media.item import Media
 from forerun.media.loading import MediaLoader
 from forerun.media.parts import media_of
-from forerun.media.picture import Media
 from forerun.media.sources import MediaSource
 from forerun.server.answering import Choice
 from forerun.server.chat_front import ChatFront

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.health import EngineHealth, EngineState
 from forerun.engine.loading import LoadPhase
-from forerun.media.picture import MediaKind
+from forerun.media.kind import MediaKind
 from forerun.server.about import VERSION
 from forerun.server.model_entry import Called, ModelEntry, Serving
 from forerun.server.openapi import ERRORS
@@ -176,4 +176,4 @@ def _model_props(entry: ModelEntry) -> dict[str, Any]:
 
 def _modalities(engine: AsyncioEngine | None) -> dict[str, bool]:
     kinds = frozenset() if engine is None else engine.media_kinds
-    return {"vision": MediaKind.IMAGE in kinds, "audio": False}
+    return {"vision": MediaKind.IMAGE in kinds, "audio": MediaKind.AUDIO in kinds}

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from forerun.errors import InvalidRequestError
-from forerun.media.picture import MediaKind
+from forerun.media.kind import MediaKind
 from forerun.media.sources import Base64, MediaSource, Url
 from forerun.server.anthropic.thinking import thinking_of
 from forerun.server.jobs import Message, Pin

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from forerun.chat.messages import joined
 from forerun.errors import InvalidRequestError
-from forerun.media.picture import MediaKind
+from forerun.media.kind import MediaKind
 from forerun.media.sources import MediaSource, Url
 from forerun.server.jobs import Message, Pin
 from forerun.server.turns import AssistantTurn, content_of, tool_message

@@ -9,8 +9,8 @@ from pydantic import Discriminator, Field, Tag
 from forerun.server.wire.common import TextRequest, TokenCount
 from forerun.server.wire.fields import Wire, no_effect, only, refused
 
-_NO_AUDIO = "this server reads text and images; audio is not read yet"
-_NO_FILES = "nothing is stored or converted here; send text or images"
+_NO_AUDIO = "this server answers text alone, and keeps none of its answers as audio"
+_NO_FILES = "nothing is stored or converted here; send text, images or recordings"
 _OLD_FUNCTIONS = "deprecated by OpenAI; use tools and tool_choice"
 
 
@@ -27,20 +27,27 @@ class ImageUrl(Wire):
     ] = None
 
 
-_PARTS = ("text", "refusal", "image_url")
+class InputAudio(Wire):
+    """A recording."""
+
+    data: str = Field(description="The file, in base64.")
+    format: Literal["wav", "mp3", "flac"] = Field(description="What is read is told from the file's first bytes.")
+
+
+_PARTS = ("text", "refusal", "image_url", "input_audio")
 
 
 class ContentPart(Wire):
     """A piece of a message."""
 
-    type: Annotated[str, *only(lambda kind: kind in _PARTS, f"must be text or image_url: {_NO_AUDIO}, and no files")]
+    type: Annotated[str, *only(lambda kind: kind in _PARTS, f"must be text, image_url or input_audio: {_NO_FILES}")]
     text: str | None = None
     refusal: str | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = Field(
         None, description="The conversation up to this message is pinned in host memory, for 30 minutes or its ttl."
     )
     image_url: ImageUrl | None = Field(None, description="In messages of the user and of tools.")
-    input_audio: refused(_NO_AUDIO) = None  # type: ignore[valid-type]
+    input_audio: InputAudio | None = Field(None, description="In messages of the user and of tools.")
     file: refused(_NO_FILES) = None  # type: ignore[valid-type]
 
 
