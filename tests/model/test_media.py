@@ -254,9 +254,9 @@ def test_small_steps_change_nothing(model_path: Path, shared: Seeing) -> None:
 def test_case_m4_drafts_behind_a_picture_change_nothing(model_path: Path, shared: Seeing) -> None:
     picture, again = noise(8, 196, 140), " the cat sat on the mat, the cat sat on the mat, the cat sat"
     said: list[Any] = ["See: ", picture, again]
-    plain = shared.ask(*said, tokens=100)
+    plain = shared.ask(*said, tokens=200)
     with seeing(model_path, speculation=4) as one:
-        drafted = one.ask(*said, tokens=100)
+        drafted = one.ask(*said, tokens=200)
         assert tuple(drafted.token_ids) == tuple(plain.token_ids)
         assert drafted.usage is not None
         assert drafted.usage.drafted_tokens > 0
@@ -267,7 +267,7 @@ def test_case_m4_drafts_behind_a_picture_change_nothing(model_path: Path, shared
         stream = one.engine.stream(one.prompt(*said), SamplingParams(max_tokens=200, ignore_eos=True))
         next(stream)
         stream.close()
-        assert tuple(one.ask(*said, tokens=100).token_ids) == tuple(plain.token_ids)
+        assert tuple(one.ask(*said, tokens=200).token_ids) == tuple(plain.token_ids)
 
 
 def test_a_cancelled_encode_ends_its_request_alone(model_path: Path) -> None:
