@@ -12,7 +12,7 @@ import pytest
 from forerun.core.encoding import EncodeMedia, ForgetMedia, MediaEvent
 from forerun.core.prompt import MediaSpan
 from forerun.native.context import NativeStepError
-from forerun.native.encoded import Encoded, Geometry
+from forerun.native.encoded import Embeddings, Encoded, Geometry
 from forerun.native.encoder import MediaEncoder
 
 pytestmark = pytest.mark.model
@@ -74,3 +74,46 @@ def test_nothing_is_told_of_a_span_that_is_forgotten_while_it_is_encoded(
     store.allowed.release(2)
     encoder.wait(30)
     assert encoder.take_events() == (MediaEvent(other),)
+
+
+class SpoiltProjector:
+    """Encodes everything to one array."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+
+    def encode(self, _chunk: object) -> Embeddings:
+        return self._embeddings
+
+
+class OneChunk:
+    """Has everything prepared."""
+
+    geometry, is_causal = ENCODED.geometry, True
+
+    def prepared(self, _identity: str) -> OneChunk:
+        return self
+
+
+class EmptyStore:
+    """Remembers nothing, and wants nothing to be remembered."""
+
+    def get(self, _identity: str) -> bytes | None:
+        return None
+
+    def put(self, identity: str, encoded: bytes) -> None:
+        raise AssertionError(f"{identity} was encoded to {len(encoded)} bytes")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 0.0])
+def test_what_would_spoil_the_memory_of_all_ends_its_request_alone(number: float) -> None:
+    embeddings = np.ones((3, 4), np.float32)
+    embeddings[1] = number
+    one = MediaEncoder(cast(Any, SpoiltProjector(embeddings)), cast(Any, OneChunk()), EmptyStore())
+    one.perform([EncodeMedia(SPAN)])
+    one.wait(30)
+    (event,) = one.take_events()
+    assert event.error == "the projector makes no numbers of it: send it in another form"
+    with pytest.raises(NativeStepError):
+        one.encoded_span(SPAN)
+    one.close()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
+import numpy as np
+
 from forerun.core.encoding import (
     EmbeddingStore,
     EncodeMedia,
@@ -26,10 +28,12 @@ from forerun.core.step import FailureKind
 from forerun.errors import ForerunError, InvalidRequestError
 from forerun.media.item import Media
 from forerun.native.context import NativeStepError
-from forerun.native.encoded import Encoded
+from forerun.native.encoded import Embeddings, Encoded
 from forerun.native.projector import MediaChunk, Projector
 
 _log = logging.getLogger("forerun.native")
+_SMALLEST: Final = 1e-20
+"""Of a row's largest number. llama.cpp's models make no number of a row of zeros."""
 _NICE: Final = 5
 """Decodes, which others read along, go before encoding where both want the same cores."""
 
@@ -152,6 +156,7 @@ class MediaEncoder:
             return Encoded.from_bytes(remembered)
         chunk = self._chunks.prepared(identity) or self._prepare(wanted)
         encoded = Encoded(self._projector.encode(chunk), chunk.geometry, chunk.is_causal)
+        _check(encoded.embeddings)
         self.encoded += 1
         self._store.put(identity, encoded.to_bytes())
         return encoded
@@ -166,3 +171,14 @@ class MediaEncoder:
     def __repr__(self) -> str:
         with self._changed:
             return f"MediaEncoder({self.encoded} encoded, {len(self._asked)} asked for, {len(self._ready)} ready)"
+
+
+def _check(embeddings: Embeddings) -> None:
+    """Raise InvalidRequestError for rows that would become NaN in the model's memory.
+
+    Those spoil every other sequence's answers, even once they are cleared: rows of attention add up the whole memory,
+    with weights of zero for what is not theirs, and zero times NaN is NaN.
+    """
+    largest = np.abs(embeddings).max(axis=1)
+    if not (np.isfinite(largest) & (largest > _SMALLEST)).all():
+        raise InvalidRequestError("", "the projector makes no numbers of it: send it in another form")
