@@ -17,6 +17,7 @@ from forerun.core.engine_limits import EngineLimits
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.embedding import EmbeddingEngine
 from forerun.engine.loading import LoadPhase, LoadProgress, during
+from forerun.engine.spawn import SpareProcess
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError, ModelError
 from forerun.media.loading import MediaLoader
@@ -36,11 +37,16 @@ OpenEngine = Callable[[EngineConfig, LoadProgress], AsyncioEngine | EmbeddingEng
 _UNKNOWN = Footprint(0, 0)
 
 
-def open_engine(config: EngineConfig, progress: LoadProgress) -> AsyncioEngine | EmbeddingEngine:
-    """Load the models, those that generate in a process of their own. Raises ModelError, and what `progress` raises."""
+def open_engine(
+    config: EngineConfig, progress: LoadProgress, spare: SpareProcess | None = None
+) -> AsyncioEngine | EmbeddingEngine:
+    """Load the models, those that generate in a process of their own (`spare`, the first one). Raises ModelError, and
+    what `progress` raises."""
     if is_embedding_model(config):
+        if spare is not None:
+            spare.end()
         return open_embedding_engine(config, progress)
-    return AsyncEngine(in_own_process(config, progress))
+    return AsyncEngine(in_own_process(config, progress, spare=spare))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ class ConfiguredModel:
 
     def _writing(self, engine: AsyncioEngine, model: ServedModel) -> Opened:
         with ExitStack() as opened:
-            checker = GrammarChecker(engine.tokenizer.read(TokenTable.of))
+            checker = GrammarChecker(lambda: engine.tokenizer.read(TokenTable.of))
             opened.callback(checker.close)
             serving = serving_on(
                 engine,

@@ -19,6 +19,7 @@ from forerun.engine.media_mail import RemoteMediaReader
 from forerun.engine.parts import EngineParts
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteLimits, RemoteWorker
+from forerun.engine.spawn import SpareProcess
 from forerun.engine.tokenizer import Tokenizer
 from forerun.engine_config import EngineConfig
 from forerun.errors import InvalidConfigError
@@ -36,11 +37,13 @@ def in_own_process(
     config: EngineConfig,
     progress: LoadProgress | None = None,
     limits: RemoteLimits | None = None,
+    *,
+    spare: SpareProcess | None = None,
 ) -> FrontEndParts:
     """Start an engine in a process of its own and wait until it is ready; it is started again whenever it dies.
 
-    `AsyncEngine(in_own_process(config))` is used like any other. Raises ModelError with one clear line, and what
-    `progress` raises: there is no process then.
+    `AsyncEngine(in_own_process(config))` is used like any other. `spare`: a process that may be taken for it. Raises
+    ModelError with one clear line, and what `progress` raises: there is no process then.
     """
     from forerun.native.model import LlamaModel
 
@@ -49,19 +52,25 @@ def in_own_process(
     found = usable_files(config, during(LoadPhase.FILES, progress))
     options = plain_options(settled(config, found))
     kinds = media_kinds(as_listed(config))
-    with ExitStack() as loaded:
-        model = LlamaModel.load(found.paths[0], vocab_only=True)
-        loaded.callback(model.close)
-        tokenizer = Tokenizer(model.vocabulary)
-        template = chat_template(model, given)
-        free = loaded.pop_all().close
+    held = ExitStack()
+    tokenizers: list[Tokenizer] = []
 
     def dispose(reason: str) -> None:
-        tokenizer.retire(reason)
-        free()
+        for one in tokenizers:
+            one.retire(reason)
+        held.close()
 
-    worker = RemoteWorker(EngineProgram(f"{__name__}:build_from", options), limits or RemoteLimits(), dispose=dispose)
-    wait_until_started(worker, progress)
+    program = EngineProgram(f"{__name__}:build_from", options, spare=spare)
+    with ExitStack() as starting:
+        # First of all: while it loads the model, this process reads the vocabulary.
+        worker = RemoteWorker(program, limits or RemoteLimits(), dispose=dispose)
+        starting.callback(worker.close)
+        model = LlamaModel.load(found.paths[0], vocab_only=True)
+        held.callback(model.close)
+        tokenizers.append(tokenizer := Tokenizer(model.vocabulary))
+        template = chat_template(model, given)
+        wait_until_started(worker, progress)
+        starting.pop_all()
     return FrontEndParts(
         worker=worker,
         tokenizer=tokenizer,

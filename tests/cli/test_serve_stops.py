@@ -16,23 +16,21 @@ import pytest
 
 PATIENCE = 30.0
 PROGRAM = """
-import functools
 from forerun.cli import main, serve
 from tests.engine.processes import front_end_parts
 from forerun.engine.async_engine import AsyncioEngine
 from forerun.engine.process import EngineProgram
 from forerun.engine.remote import RemoteWorker
 
-def fake(_config, _progress):
-    worker = RemoteWorker(EngineProgram("forerun.testing.served:make", {"seconds_per_step": 0.01}))
+def fake(_config, _progress, spare):
+    worker = RemoteWorker(EngineProgram("forerun.testing.served:make", {"seconds_per_step": 0.01}, spare=spare))
     worker.started.result()
     return AsyncioEngine(front_end_parts(worker))
 
-serve.serve = functools.partial(serve.serve, opening=fake)
+serve.open_engine = fake
 main()
 """
 LOADING = """
-import functools
 import os
 import sys
 from forerun.cli import main, serve
@@ -42,14 +40,14 @@ from forerun.engine.remote import RemoteWorker
 
 sys.path.append(os.getcwd())  # where the process finds the tests' engine
 
-def endless(_config, progress):
-    worker = RemoteWorker(EngineProgram("tests.support.fake_engine:make", {"loads_while": "/"}))
+def endless(_config, progress, spare):
+    worker = RemoteWorker(EngineProgram("tests.support.fake_engine:make", {"loads_while": "/"}, spare=spare))
     while not worker.health.progress:
         assert worker.health.is_alive, worker.health
     print("loads in", worker.pid, file=sys.stderr, flush=True)
     wait_until_started(worker, progress)
 
-serve.serve = functools.partial(serve.serve, opening=endless)
+serve.open_engine = endless
 main()
 """
 

@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    made = GrammarChecker(TokenTable.of(ByteVocabulary()), processes=1)
+    made = GrammarChecker(lambda: TokenTable.of(ByteVocabulary()), processes=1)
     yield made
     made.close()
 

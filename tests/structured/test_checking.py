@@ -22,7 +22,7 @@ from tests.structured.test_compiling import BEYOND
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    made = GrammarChecker(TABLE, processes=1)
+    made = GrammarChecker(lambda: TABLE, processes=1)
     made.check(regex("warm"))
     yield made
     made.close()
@@ -70,7 +70,7 @@ def test_a_child_that_dies_is_replaced_and_its_grammar_refused(
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_served() -> None:
-    checker = GrammarChecker(TABLE, processes=1, seconds=0.0)
+    checker = GrammarChecker(lambda: TABLE, processes=1, seconds=0.0)
     try:
         with pytest.raises(InvalidRequestError, match="takes longer than 0 s to compile"):
             checker.check(schema(json.dumps({"properties": {f"p{i}": {} for i in range(900)}})))
@@ -101,7 +101,7 @@ def test_an_answer_that_would_run_into_a_limit_at_once_is_refused_before_it_begi
 
 
 def test_a_process_is_there_once_it_is_needed_and_a_second_one_only_beside_a_busy_one() -> None:
-    checker = GrammarChecker(TABLE, processes=2)
+    checker = GrammarChecker(lambda: TABLE, processes=2)
     try:
         assert not checker._alive
         for number in range(3):
@@ -116,7 +116,7 @@ def test_a_process_is_there_once_it_is_needed_and_a_second_one_only_beside_a_bus
 
 
 def test_a_process_that_cannot_be_started_is_tried_again_by_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker = GrammarChecker(TABLE, processes=1)
+    checker = GrammarChecker(lambda: TABLE, processes=1)
     try:
         with monkeypatch.context() as full:
             full.setattr(checking, "_PATIENCE", 0.2)

@@ -343,9 +343,14 @@ def serve(options: ServeOptions, engine: EngineOptions, *, verbose: Verbose = Fa
 
     Point any client at the address that is printed. Fields of requests: docs/openai-compat.md.
     """
-    from forerun.cli.serve import serve_models
+    from forerun.engine.spawn import SpareProcess
 
-    serve_models(options, engine, verbose=verbose)
+    with SpareProcess() as spare:
+        if options.model is not None:
+            spare.start(["forerun.compose_ahead"])
+        from forerun.cli.serve import serve_models  # takes long: the engine's process imports its own meanwhile
+
+        serve_models(options, engine, spare, verbose=verbose)
 
 
 @app.command(epilog=_REPLAY_EXAMPLES)

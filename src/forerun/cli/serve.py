@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from forerun.cli.options import EngineOptions
 from forerun.cli.serve_models import models_to_serve
 from forerun.cli.serve_options import KEY_VARIABLE, ServeOptions
 from forerun.cli.terminal import Terminal
+from forerun.compose_models import open_engine
 from forerun.compose_server import Announcements, serve
+from forerun.engine.spawn import SpareProcess
 from forerun.server import request_log
 from forerun.server.model_entry import ServedModel
 
 
-def serve_models(options: ServeOptions, engine: EngineOptions, *, verbose: bool) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+def serve_models(options: ServeOptions, engine: EngineOptions, spare: SpareProcess, *, verbose: bool) -> None:
+    """Serve until Ctrl-C or SIGTERM; the first engine gets the spare process."""
     settings = options.settings()
     models = models_to_serve(options, engine)
+    opening = partial(open_engine, spare=spare)
     at_once = ", ".join(one.id for one in models if one.is_loaded_at_once)
     terminal = Terminal(verbose=verbose)
     request_log.write_to(sys.stderr)
@@ -42,7 +46,7 @@ def serve_models(options: ServeOptions, engine: EngineOptions, *, verbose: bool)
             if count:
                 terminal.note(_farewell(count, settings.shutdown_timeout))
 
-        serve(models, settings, Announcements(listening, progress.show_phase, ready, stopping))
+        serve(models, settings, Announcements(listening, progress.show_phase, ready, stopping), opening=opening)
 
 
 def _farewell(count: int, seconds: float) -> str:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from forerun.engine import messages
@@ -32,10 +33,14 @@ _SMALLEST_PROGRESS: Final = 0.01
 
 
 def begin(arguments: Sequence[str]) -> tuple[Connection[Command], Start] | None:
-    """The front end, and what it wants; None where it is gone. `arguments`: a descriptor of a socket to it, its id."""
+    """The front end, and what it wants; None where it is gone. `arguments`: a descriptor of a socket to it, its id, and
+    modules that will be needed: it may not know yet what for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with_parent(int(arguments[1]))
+    for module in arguments[2:]:
+        with suppress(ImportError):  # told by what needs it
+            importlib.import_module(module)
     connection = Connection(socket.socket(fileno=int(arguments[0])), messages.commands())
     start = connection.receive()
     if not isinstance(start, Start):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from forerun.engine import messages
 from forerun.engine.connection import Connection
 from forerun.engine.messages import Command, Report, Start
-
-ENGINE_CHILD: Final = "forerun.engine.child"
+from forerun.engine.spawn import ENGINE_CHILD, SpareProcess, spawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +28,16 @@ class EngineProgram:
     """Seconds between two signs of life."""
     child: str = ENGINE_CHILD
     """The module that is run."""
+    spare: SpareProcess | None = None
+    """Of that module: the first start takes it, if it is still there."""
 
     def start(self) -> EngineProcess:
         """Start a process that builds this engine.
 
         On Linux it ends with the thread that calls: that one has to live as long as it.
         """
-        own, child_s = socket.socketpair()
-        with child_s:
-            command = [sys.executable, "-P", "-m", self.child, str(child_s.fileno()), str(os.getpid())]
-            popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[child_s.fileno()])
-        process = EngineProcess(popen, Connection(own, messages.reports()))
+        spawned = (self.spare and self.spare.take()) or spawn(self.child)
+        process = EngineProcess(spawned.popen, Connection(spawned.socket, messages.reports()))
         start = Start(self.factory, self.options, tuple(filter(None, sys.path)), _log_levels(), self.beat)
         process.send(start)
         return process

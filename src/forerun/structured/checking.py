@@ -13,6 +13,7 @@ import pickle
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -38,9 +39,11 @@ class GrammarChecker:
     """Any thread, and asyncio. Owns up to `processes` children, each started when it is first needed (70 MB and half a
     second, which a server that is asked for no grammar never spends); `close` ends them."""
 
-    def __init__(self, table: TokenTable, *, processes: int = 2, seconds: float = SECONDS) -> None:
-        self._table = table
-        self._payload = pickle.dumps(table)
+    def __init__(self, read: Callable[[], TokenTable], *, processes: int = 2, seconds: float = SECONDS) -> None:
+        """`read` gives the vocabulary's tokens; called with the first grammar."""
+        self._read = read
+        self._table: TokenTable | None = None
+        self._reading = threading.Lock()
         self._seconds = seconds
         self._children: SimpleQueue[_Child] = SimpleQueue()
         self._alive: set[_Child] = set()
@@ -93,7 +96,7 @@ class GrammarChecker:
 
     def _checked(self, grammar: Grammar) -> str | None:
         try:
-            grammar_source(grammar, self._table)
+            grammar_source(grammar, self._tokens())
         except InvalidRequestError as error:
             return self._remembered(grammar, error.reason)
         child = self._free_child()
@@ -113,6 +116,12 @@ class GrammarChecker:
             while len(self._verdicts) > _REMEMBERED:
                 self._verdicts.popitem(last=False)
         return verdict
+
+    def _tokens(self) -> TokenTable:
+        with self._reading:
+            if self._table is None:
+                self._table = self._read()
+            return self._table
 
     # --- children ----------------------------------------------------------
 
@@ -158,7 +167,7 @@ class GrammarChecker:
             is_closed = self._is_closed
         if is_closed:
             child.end()
-        elif child.prepare(self._payload):
+        elif child.prepare(pickle.dumps(self._tokens())):
             self._children.put(child)
         else:
             self._lost(child)

@@ -116,7 +116,7 @@ def real_server(smollm2_path: Path) -> Iterator[Real]:
     config = EngineConfig(model=str(smollm2_path), n_ctx=2048, max_num_seqs=4)
     engine = open_engine(config, lambda *_: None)
     assert isinstance(engine, AsyncioEngine)
-    checker = GrammarChecker(engine.tokenizer.read(TokenTable.of))
+    checker = GrammarChecker(lambda: engine.tokenizer.read(TokenTable.of))
     model = ServedModel("smollm2", engine.model_name, embeds=False)
     serving = serving_on(engine, settings, model, max_num_seqs=4, grammars=checker)
     with listening(loaded_backend(settings, serving)) as url:

@@ -29,7 +29,7 @@ def _fail_fast(schema: Any) -> None:
 class Wire(BaseModel):
     """Unknown fields are refused, and nothing is converted: a number in quotes is no number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, defer_build=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
