@@ -94,7 +94,8 @@ class EngineConfig:
     max_queue: int = 2**31 - 1
     """Requests that may wait; one more is refused."""
     n_threads: int | None = None
-    """CPU threads. None: the physical cores this process may run on."""
+    """CPU threads. None: the physical cores this process may run on. While other programs use cores, as many fewer
+    (Linux, without flash attention; decision 38)."""
     n_gpu_layers: int = -1
     """Layers on the GPU where llama.cpp has one; -1 all."""
     speculation: int | Literal["auto", "off"] | None = None

@@ -124,7 +124,9 @@ class EngineOptions:
             "fits.",
         ),
     ] = None
-    threads: Annotated[int | None, _model(help="CPU threads. Default: the physical cores.")] = None
+    threads: Annotated[
+        int | None, _model(help="CPU threads, less those whose cores other programs use. Default: the physical cores.")
+    ] = None
     cache_ram: Annotated[
         str | None,
         _cache(
