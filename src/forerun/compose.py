@@ -381,8 +381,8 @@ def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None
     return known_curve(candidate.header.path, params, config)
 
 
-def _threads(params: ContextParams) -> Callable[[], int] | None:
-    """How many threads to compute with beside other programs; None where that would change what comes out."""
+def _threads(params: ContextParams) -> Callable[[int], int] | None:
+    """How many threads to compute so many rows with beside other programs; None where answers would change."""
     spare = None if params.flash_attention else spare_cores(max(params.n_threads, params.n_threads_batch))
     return None if spare is None else spare.threads
 

@@ -54,17 +54,32 @@ def looks(*used: tuple[float, float, float]) -> SpareCores:
 
 def test_what_the_engine_uses_itself_takes_no_thread_from_it() -> None:
     spare = looks((0.5, 1.0, 1.0), (0.5, 1.02, 0.98))
-    assert [spare.threads(), spare.threads()] == [2, 2]
+    assert [spare.threads(1), spare.threads(1)] == [2, 2]
 
 
 def test_a_program_that_comes_and_goes_takes_a_thread_for_as_long() -> None:
     spare = looks((0.5, 1.0, 0.55), (0.5, 1.0, 0.5), (0.5, 0.5, 0.5), (0.5, 1.0, 1.0))
-    assert [spare.threads() for _ in range(4)] == [1, 1, 2, 2]
+    assert [spare.threads(1) for _ in range(4)] == [1, 1, 2, 2]
 
 
 def test_steps_that_follow_each_other_closely_look_once() -> None:
     spare = looks((0.1, 0.2, 0.0))
-    assert spare.threads() == 2
+    assert spare.threads(1) == 2
+
+
+def test_a_long_prompt_is_computed_with_all_threads_beside_whatever_runs() -> None:
+    spare = looks((0.5, 1.0, 0.5), (0.5, 1.0, 0.5))
+    assert [spare.threads(512), spare.threads(1)] == [2, 1]
+
+
+def test_what_others_did_while_this_process_had_nothing_to_do_says_nothing_of_now() -> None:
+    spare = looks((0.5, 1.0, 0.5), (60.0, 120.0, 0.1), (0.5, 1.0, 0.5))
+    assert [spare.threads(1) for _ in range(3)] == [1, 2, 1]
+
+
+def test_a_long_step_beside_another_program_is_no_pause() -> None:
+    spare = looks((8.0, 16.0, 8.0))
+    assert spare.threads(1) == 1
 
 
 def test_a_look_that_fails_changes_nothing() -> None:
@@ -77,7 +92,7 @@ def test_a_look_that_fails_changes_nothing() -> None:
         return times
 
     spare = SpareCores(2, 2, read, lambda: 1.0)
-    assert [spare.threads(), spare.threads()] == [2, 1]
+    assert [spare.threads(1), spare.threads(1)] == [2, 1]
 
 
 def test_time_is_read_of_the_cpus_that_this_process_may_use(tmp_path: Path) -> None:
@@ -102,4 +117,4 @@ def test_one_thread_is_never_given_up() -> None:
 
 def test_this_machine_is_looked_at_where_it_tells() -> None:
     spare = spare_cores.spare_cores(2)
-    assert spare is None or 1 <= spare.threads() <= 2
+    assert spare is None or 1 <= spare.threads(1) <= 2

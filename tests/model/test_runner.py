@@ -58,7 +58,9 @@ def test_how_many_threads_compute_a_step_changes_no_logit(
     for counts in ((2,), (1,), (2, 1, 3)):
         context = make_context(path, n_threads=3, n_threads_batch=3)
         threads = itertools.cycle(counts)
-        driven = DrivenRequest(LlamaRunner(context, threads=threads.__next__), 0, random_tokens(150, 1))
+        driven = DrivenRequest(
+            LlamaRunner(context, threads=lambda _, counts=threads: next(counts)), 0, random_tokens(150, 1)
+        )
         driven.prefill(70)
         rows.append(last_logits(context))
         while len(driven.output) < 8:

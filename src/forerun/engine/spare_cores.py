@@ -28,6 +28,10 @@ _EVERY: Final = 0.25
 _GIVEN_UP_ABOVE: Final = 0.6
 """Others use so much of a core: its thread would be in their way, and they in its."""
 _TAKEN_BACK_BELOW: Final = 0.35
+_MANY_ROWS: Final = 64
+"""Of a step: threads wait for each other so seldom then that fewer are never faster, and alone much slower."""
+_PAUSE: Final = 1.0
+"""Seconds after which what others used meanwhile says nothing of now, if this process computed next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,12 @@ class SpareCores:
         self._last = read()
         self._now = threads
 
-    def threads(self) -> int:
-        """How many to use now. Looks at the system a few times a second, however often it is asked."""
+    def threads(self, rows: int) -> int:
+        """How many to use for a step of so many rows. Looks at the system a few times a second, however often it is
+        asked."""
         if self._clock() - self._last.at >= _EVERY:
             self._look()
-        return self._now
+        return self._most if rows >= _MANY_ROWS else self._now
 
     def _look(self) -> None:
         try:
@@ -66,8 +71,11 @@ class SpareCores:
         except (OSError, ValueError):
             return
         last, self._last = self._last, times
-        others = max(0.0, times.all_programs - last.all_programs - (times.own - last.own))
-        used = others / max(times.at - last.at, _EVERY)
+        seconds, own = max(times.at - last.at, _EVERY), times.own - last.own
+        if seconds > _PAUSE and own < seconds / 4:
+            self._now = self._most
+            return
+        used = max(0.0, times.all_programs - last.all_programs - own) / seconds
         threads = threads_beside(used, self._now, self._most, self._cores)
         if threads != self._now:
             logger.info("computing with %d of %d threads: other programs use %.1f cores", threads, self._most, used)

@@ -26,6 +26,8 @@ from forerun.core.step import (
     StepTimes,
     TruncateSequence,
     changed_sequence,
+    media_rows,
+    prompt_rows,
 )
 from forerun.core.verification import Verified, Verify, attempt, verify
 from forerun.native.adapters import AppliedAdapters
@@ -46,7 +48,8 @@ class LlamaRunner:
 
     Called by one thread. `rollback` takes rejected rows back where the target's memory cannot be cut; without one such
     a step fails. `segments` moves what is stored between memory and a store, which it does not own. `adapters`: what
-    plans may name. `threads`: asked before each step how many of the contexts' threads to compute with.
+    plans may name. `threads`: asked before each step, of so many rows, how many of the contexts' threads to compute
+    with.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class LlamaRunner:
         segments: Segments | None = None,
         adapters: AppliedAdapters | None = None,
         encoder: MediaEncoder | None = None,
-        threads: Callable[[], int] | None = None,
+        threads: Callable[[int], int] | None = None,
     ) -> None:
         self.context = context
         self.drafter = drafter
@@ -75,7 +78,7 @@ class LlamaRunner:
         does not fit a batch, or that asks for drafts, adapters or stored segments where there are none."""
         start = perf_counter()
         if self._threads is not None:
-            self._limit_threads(self._threads())
+            self._limit_threads(self._threads(len(plan.decode) + prompt_rows(plan) + media_rows(plan)))
         if self.encoder is not None:
             self.encoder.perform(plan.media)
         if self._segments is not None:
