@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,12 @@ def greedy(context: LlamaContext, prompt_seed: int, count: int, prompt_tokens: i
     return request.output[:count]
 
 
+def in_turns(counts: Sequence[int]) -> Callable[[int], int]:
+    """For steps of any size."""
+    left = itertools.cycle(counts)
+    return lambda _rows: next(left)
+
+
 def last_logits(context: LlamaContext) -> Logits:
     row: Logits = context.logits[-1].copy()
     return row
@@ -57,10 +64,8 @@ def test_how_many_threads_compute_a_step_changes_no_logit(
     rows = []
     for counts in ((2,), (1,), (2, 1, 3)):
         context = make_context(path, n_threads=3, n_threads_batch=3)
-        threads = itertools.cycle(counts)
-        driven = DrivenRequest(
-            LlamaRunner(context, threads=lambda _, counts=threads: next(counts)), 0, random_tokens(150, 1)
-        )
+        runner = LlamaRunner(context, threads=in_turns(counts))
+        driven = DrivenRequest(runner, 0, random_tokens(150, 1))
         driven.prefill(70)
         rows.append(last_logits(context))
         while len(driven.output) < 8:
