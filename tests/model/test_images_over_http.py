@@ -1,4 +1,4 @@
-"""Images from an HTTP body to a real projector and back, on a generated model: what it says is noise, each its own."""
+"""Images and recordings from an HTTP body to a real projector and back, on a generated model: what it says is noise."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from forerun.native.encoder import MediaEncoder
 from forerun.native.runner import LlamaRunner
 from tests.conftest import MakeTinyModel
 from tests.media.pictures import BLUE, GREEN, RED, YELLOW, encoded, plain
+from tests.media.sounds import recording
 from tests.server.support import MODEL, ServerUnderTest, served
 from tests.support.tiny_models import TinyModel
 from tests.support.tiny_projector import TinyProjector, build_projector
@@ -63,8 +64,8 @@ class Looking:
 
 
 @asynccontextmanager
-async def looking(model: Path) -> AsyncIterator[Looking]:
-    projector = str(build_projector(TinyProjector()))
+async def looking(model: Path, *, hears: bool = False) -> AsyncIterator[Looking]:
+    projector = str(build_projector(TinyProjector(hears=hears)))
     parts = build(EngineConfig(model=str(model), projector=projector, n_ctx=2048, n_threads=1, cache_ram=0))
     assert isinstance(parts.runner, LlamaRunner)
     assert parts.runner.encoder is not None
@@ -145,6 +146,26 @@ def test_case_m6_an_image_that_is_cut_off_is_a_400_and_the_next_request_is_answe
                 400,
                 "messages[0].content[0].image_url",
             )
+            await one.server.assert_idle()
+
+    asyncio.run(main())
+
+
+def test_a_recording_beside_an_image_is_encoded_once_over_three_turns(model_path: Path) -> None:
+    heard = {"data": base64.b64encode(recording(440, 2.0, "MP3", 44_100)).decode(), "format": "mp3"}
+    content = [image(plain(RED, SIZE)), {"type": "input_audio", "input_audio": heard}, {"type": "text", "text": "So?"}]
+
+    async def main() -> None:
+        async with looking(model_path, hears=True) as one:
+            messages: list[Any] = [{"role": "user", "content": content}]
+            for turn in range(3):
+                said, usage = await one.chat(messages)
+                cold, _ = await one.chat(messages, cache_prompt=False)
+                assert said == cold
+                computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+                assert turn == 0 or computed < 60
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And number {turn}?"}]
+            assert one.encoder.encoded == 2
             await one.server.assert_idle()
 
     asyncio.run(main())
