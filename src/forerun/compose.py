@@ -109,8 +109,9 @@ def _drafting_as_listed(config: EngineConfig, listed: ListedModel) -> EngineConf
     return replace(config, speculation=speculation, mtp=None if listed.method is Method.MTP else False)
 
 
-def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineParts:
-    """Find, check and load the models, and join everything: all of it, or nothing stays in memory.
+def build(config: EngineConfig, progress: LoadProgress | None = None, *, front_end: int | None = None) -> EngineParts:
+    """Find, check and load the models, and join everything: all of it, or nothing stays in memory. `front_end`: the
+    process that this one computes for, if it is another one.
 
     Raises ModelError with one clear line, and what `progress` raises.
     """
@@ -165,7 +166,7 @@ def build(config: EngineConfig, progress: LoadProgress | None = None) -> EngineP
                 tiers.segments if tiers else None,
                 _applied(adapters, contexts),
                 media.encoder if media else None,
-                _threads(context.params),
+                _threads(context.params, front_end),
             ),
             media=media.reader if media else None,
             media_mail=media.mail if media else MediaMail(),
@@ -381,9 +382,10 @@ def _known_curve(candidate: Candidate, config: EngineConfig) -> CostCurve | None
     return known_curve(candidate.header.path, params, config)
 
 
-def _threads(params: ContextParams) -> Callable[[int], int] | None:
+def _threads(params: ContextParams, front_end: int | None) -> Callable[[int], int] | None:
     """How many threads to compute so many rows with beside other programs; None where answers would change."""
-    spare = None if params.flash_attention else spare_cores(max(params.n_threads, params.n_threads_batch))
+    threads = max(params.n_threads, params.n_threads_batch)
+    spare = None if params.flash_attention else spare_cores(threads, front_end)
     return None if spare is None else spare.threads
 
 

@@ -3,6 +3,7 @@ template, and the worker that keeps the process going."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -30,7 +31,7 @@ _LOOKS: Final = 0.2
 
 def build_from(options: Mapping[str, Any], progress: LoadProgress) -> EngineParts:
     """What the process builds: `options` are the fields of an EngineConfig. Raises ForerunError."""
-    return build(EngineConfig(**options), progress)
+    return build(EngineConfig(**options), progress, front_end=os.getppid())
 
 
 def in_own_process(
