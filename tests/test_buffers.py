@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from forerun.buffers import new_buffer
+from forerun.buffers import new_buffer, trim_heap
 
 MIB = 2**20
 
@@ -37,3 +39,13 @@ def test_buffers_that_come_and_go_take_no_more_than_those_that_are_there() -> No
             held.pop(chance.randrange(len(held)))
     there = sum(one.nbytes for one in held)
     assert resident() - before < 1.1 * there + 8 * MIB
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no other C library is known to give memory back")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    process = psutil.Process()
+    blocks = [b"x" * 2048 + bytes([index % 256]) for index in range(40_000)]
+    full = process.memory_info().rss
+    del blocks[:-1]  # the last one keeps malloc from giving the others back by itself
+    trim_heap()
+    assert full - process.memory_info().rss > 40_000_000

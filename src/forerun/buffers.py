@@ -6,7 +6,9 @@ M_MMAP_THRESHOLD to 32 MiB): with segments of all sizes coming and going a proce
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from contextlib import suppress
 from typing import Final
 
 _OWN_PAGES: Final = 256 * 1024
@@ -28,3 +30,12 @@ def new_buffer(nbytes: int) -> memoryview:
     if nbytes < _OWN_PAGES:
         return memoryview(bytearray(nbytes))
     return memoryview(mmap.mmap(-1, nbytes, **_FLAGS))
+
+
+def trim_heap() -> None:
+    """Give back to the system what malloc keeps of what was freed, such as all that loading a model took for a moment.
+
+    Where the C library can (glibc); elsewhere nothing happens.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import Any, Final, Protocol
 
+from forerun.buffers import trim_heap
 from forerun.compose import as_listed, build, chat_template, given_template, settled, usable_files
 from forerun.compose_media import media_kinds
 from forerun.engine.front_end import FrontEndParts
@@ -72,6 +73,7 @@ def in_own_process(
         template = chat_template(model, given)
         wait_until_started(worker, progress)
         starting.pop_all()
+    trim_heap()
     return FrontEndParts(
         worker=worker,
         tokenizer=tokenizer,

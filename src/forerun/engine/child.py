@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from forerun.buffers import trim_heap
 from forerun.core.request import OutputDelta
 from forerun.engine import messages
 from forerun.engine.child_start import begin, built
@@ -112,6 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         outbox.put(Failed(messages.wire_error(error)))
         outbox.close()
         return 1
+    trim_heap()
     gc.freeze()  # what was loaded stays: no collection between two steps needs to look at it again
     serve(parts, connection, outbox)
     return 0
